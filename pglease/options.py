@@ -1,0 +1,295 @@
+"""What users may ask for, checked once, every broken rule named with its value.
+
+Pure: text and numbers in, floats of seconds out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+import durationpy
+
+from pglease.errors import ConfigurationError
+from pglease.records import NOTHING
+
+Duration: TypeAlias = float | str | timedelta
+"""Seconds as a number, a `timedelta`, or text such as "90s", "5m", "1h30m", "500ms"."""
+
+OnLost: TypeAlias = Literal["raise", "log"]
+
+MAX_NAME = 255
+MAX_METADATA_BYTES = 8192
+MAX_METADATA_DEPTH = 16
+MAX_DURATION = 100 * 365 * 86400.0
+"""A hundred years: far beyond any lease, far below where timestamps overflow."""
+RENEWALS_PER_TTL = 3
+"""Two may fail before the deadline."""
+_PLAIN_NUMBER = re.compile(r"\d+(\.\d+)?\Z")
+_UNFIT_CHARACTER = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+T = TypeVar("T")
+
+
+class Problems:
+    """Collects broken rules so that the caller hears of all of them at once."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    def check(self, reading: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call `reading`; a broken rule is noted, and the (then unusable) None comes back."""
+        try:
+            return reading(*args, **kwargs)
+        except ConfigurationError as broken:
+            self._found.extend(broken.problems)
+            return None  # type: ignore[return-value]  # never used: `settle` raises before anybody reads it
+
+    def note(self, sentence: str) -> None:
+        """Note a broken rule."""
+        self._found.append(sentence)
+
+    def settle(self) -> None:
+        """Raise `ConfigurationError` with all that was noted, if anything was."""
+        if self._found:
+            raise ConfigurationError(*self._found)
+
+
+@contextmanager
+def all_problems() -> Iterator[Problems]:
+    """Yield a `Problems` and settle it at the end."""
+    problems = Problems()
+    yield problems
+    problems.settle()
+
+
+def seconds(value: Duration, argument: str, *, zero: bool = False, forever: bool = False) -> float:
+    """Read a duration.
+
+    Args:
+        value: seconds as int or float, a `timedelta`, or text ("90s", "5m", "1h30m", "500ms", "90").
+        argument: its name, for the message.
+        zero: whether 0 is allowed.
+        forever: whether infinity is allowed.
+
+    Raises:
+        ConfigurationError: for anything else, naming the argument, the value and the rule.
+    """
+    number = _as_number(value, argument)
+    if math.isnan(number):
+        raise ConfigurationError(f"{argument} must be a duration, not {value!r}")
+    if math.isinf(number) and number > 0:
+        if forever:
+            return number
+        raise ConfigurationError(f"{argument} must be finite, not {value!r}")
+    if number < 0 or (number == 0 and not zero):
+        raise ConfigurationError(f"{argument} must be {'0 or more' if zero else 'more than 0'} seconds, not {value!r}")
+    if number > MAX_DURATION:
+        raise ConfigurationError(f"{argument} must be at most 100 years, not {value!r}")
+    return number
+
+
+def _as_number(value: Duration, argument: str) -> float:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ConfigurationError(
+            f"{argument} must be seconds, a timedelta or text such as '90s' or '5m', not {value!r}"
+        )
+    if isinstance(value, str):
+        return _from_text(value.strip(), argument)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigurationError(f"{argument} must be at most 100 years, not {value!r}") from None
+
+
+def _from_text(text: str, argument: str) -> float:
+    if _PLAIN_NUMBER.match(text):
+        return float(text)
+    if text.lower() in ("inf", "infinity", "forever"):
+        return math.inf
+    try:
+        duration: timedelta = durationpy.from_str(text)
+    except (ValueError, OverflowError, durationpy.DurationError):
+        duration = None  # type: ignore[assignment]
+    if duration is None or not text:
+        raise ConfigurationError(f"{argument} must be a duration such as '90s', '5m' or '1h30m', not {text!r}")
+    return duration.total_seconds()
+
+
+def text(value: str, argument: str) -> str:
+    """Check a name or a label: 1 to 255 characters, no control characters, no lone surrogates; nothing is changed."""
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{argument} must be text, not {value!r}")
+    if not value:
+        raise ConfigurationError(f"{argument} must not be empty")
+    if len(value) > MAX_NAME:
+        shown = f"{value[:40]!r}…"
+        raise ConfigurationError(f"{argument} must have at most {MAX_NAME} characters, not {len(value)} ({shown})")
+    if (unfit := _UNFIT_CHARACTER.search(value)) is not None:
+        raise ConfigurationError(
+            f"{argument} must have no control characters and no lone surrogates, not {unfit.group()!r} ({value!a})"
+        )
+    return value
+
+
+def prefix(value: str, argument: str = "prefix") -> str:
+    """Check the beginning of a name; empty means all names."""
+    return value if value == "" else text(value, argument)
+
+
+def count(value: int, argument: str, *, least: int = 1) -> int:
+    """Check a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigurationError(f"{argument} must be a whole number of at least {least}, not {value!r}")
+    return value
+
+
+def choice(value: str, argument: str, allowed: tuple[str, ...]) -> str:
+    """Check one of a few words."""
+    if value not in allowed:
+        raise ConfigurationError(f"{argument} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+    return value
+
+
+def metadata(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Check what a holder attaches: a JSON object of at most 8192 bytes and 16 levels, without NaN; a copy comes back."""
+    if value is None:
+        return NOTHING
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"metadata must be a mapping of text to JSON values, not {value!r}")
+    if not all(isinstance(key, str) for key in value):
+        raise ConfigurationError(f"metadata must have text for keys, not {sorted(map(repr, value))}")
+    try:
+        written = json.dumps(dict(value), allow_nan=False, ensure_ascii=False)
+        size = len(written.encode("utf-8"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"metadata must be JSON without NaN or lone surrogates: {error}") from None
+    if size > MAX_METADATA_BYTES:
+        raise ConfigurationError(f"metadata must have at most {MAX_METADATA_BYTES} bytes as JSON, not {size}")
+    if "\\u0000" in written:
+        raise ConfigurationError("metadata must have no NUL characters")
+    if _depth(value) > MAX_METADATA_DEPTH:
+        raise ConfigurationError(f"metadata must have at most {MAX_METADATA_DEPTH} levels")
+    return MappingProxyType(json.loads(written))
+
+
+def _depth(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return 1 + max(map(_depth, value.values()), default=0)
+    if isinstance(value, list | tuple):
+        return 1 + max(map(_depth, value), default=0)
+    return 0
+
+
+def margin_for(ttl: float, margin: float | None = None) -> float:
+    """Return how long before the store a holder stops believing.
+
+    5 % of ttl, at least 0.25 s, never more than a quarter of ttl. It pays for clocks that run at different rates; 5 % covers
+    a server clock that is being slewed as fast as ntpd ever does.
+    """
+    wanted = max(0.25, 0.05 * ttl) if margin is None else margin
+    return min(wanted, ttl / 4)
+
+
+def interval_for(ttl: float, heartbeat_interval: float | None = None) -> float:
+    """Return the seconds between renewals: a third of ttl, or `heartbeat_interval` if that is sooner."""
+    third = ttl / RENEWALS_PER_TTL
+    return third if heartbeat_interval is None else min(heartbeat_interval, third)
+
+
+def renewal_box(ttl: float, margin: float, interval: float) -> float:
+    """Return how long one renewal may take, so that after a good one two whole tries fit before the deadline."""
+    return min(5.0, 0.45 * (ttl - margin - interval))
+
+
+@dataclass(frozen=True, slots=True)
+class HoldOptions:
+    """One acquisition's options, checked and in seconds."""
+
+    name: str
+    ttl: float
+    wait: float | None = None
+    min_hold: float = 0.0
+    max_hold: float | None = None
+    metadata: Mapping[str, Any] = NOTHING
+    heartbeat: bool = True
+    fair: bool = False
+    on_lost: str = "raise"
+
+
+def hold_options(
+    name: str,
+    ttl: Duration,
+    *,
+    wait: Duration | None = None,
+    min_hold: Duration | None = None,
+    max_hold: Duration | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    heartbeat: bool = True,
+    fair: bool = False,
+    on_lost: str = "raise",
+) -> HoldOptions:
+    """Check one acquisition's arguments; all that is wrong is said at once.
+
+    Raises:
+        ConfigurationError: with one sentence for each broken rule.
+    """
+    if (
+        wait is None
+        and min_hold is None
+        and max_hold is None
+        and metadata is None
+        and heartbeat is True
+        and fair is False
+        and on_lost == "raise"
+    ):
+        return HoldOptions(text(name, "name"), seconds(ttl, "ttl"))  # the usual call, kept short: it is on the hot path
+    return _checked(name, ttl, wait, min_hold, max_hold, metadata, heartbeat, fair, on_lost)
+
+
+def _checked(
+    name: str,
+    ttl: Duration,
+    wait: Duration | None,
+    min_hold: Duration | None,
+    max_hold: Duration | None,
+    attached: Mapping[str, Any] | None,
+    heartbeat: bool,
+    fair: bool,
+    on_lost: str,
+) -> HoldOptions:
+    with all_problems() as problems:
+        options = HoldOptions(
+            name=problems.check(text, name, "name"),
+            ttl=problems.check(seconds, ttl, "ttl"),
+            wait=None if wait is None else problems.check(seconds, wait, "wait", zero=True, forever=True),
+            min_hold=0.0 if min_hold is None else problems.check(seconds, min_hold, "min_hold", zero=True),
+            max_hold=None if max_hold is None else problems.check(seconds, max_hold, "max_hold"),
+            metadata=problems.check(metadata, attached),
+            heartbeat=problems.check(flag, heartbeat, "heartbeat"),
+            fair=problems.check(flag, fair, "fair"),
+            on_lost=problems.check(choice, on_lost, "on_lost", get_args(OnLost)),
+        )
+        if options.min_hold and options.max_hold and options.min_hold > options.max_hold:
+            problems.note(f"min_hold ({options.min_hold:g} s) must not exceed max_hold ({options.max_hold:g} s)")
+        if options.ttl and options.min_hold and options.min_hold > options.ttl and heartbeat is False:
+            problems.note(
+                f"min_hold ({options.min_hold:g} s) above ttl ({options.ttl:g} s) needs renewal, not heartbeat=False"
+            )
+    return options
+
+
+def flag(value: bool, argument: str) -> bool:
+    """Check a switch."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{argument} must be True or False, not {value!r}")
+    return value

@@ -1,0 +1,182 @@
+"""Facts: what the store said. Frozen, in the store's own time, and free of any conclusion.
+
+What a process may conclude from a fact is a `Term` (`term.py`); what a user holds is a `HeldLease` (`held.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+LossReason: TypeAlias = Literal[
+    "expired", "taken", "deleted", "forced", "unreachable", "max_hold", "session_died", "forked", "closed"
+]
+"""Why a hold ended without its holder's doing. A closed set.
+
+expired: it lapsed in the store before a renewal arrived · taken: somebody else holds it now · deleted: the store no longer
+knows the name · forced: an operator ended it · unreachable: the store could not be asked until the deadline · max_hold: it
+was held as long as it may be · session_died: the session it was bound to is gone · forked: this is a child process, the hold
+is its parent's · closed: the client was closed.
+"""
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What the store says about a name: who holds or last held it, since when, until when.
+
+    All times are the store's and timezone-aware; `seen_at` is its clock when the record was read. This process's wall clock
+    never enters a judgement.
+
+    Attributes:
+        task_name: the lease's name, as given.
+        owner_id: the holder's label for people. Ownership itself is a random id of one acquisition.
+        fencing_token: larger with every hold of this name; unchanged by renewals.
+        acquired_at: when this hold began.
+        heartbeat_at: when it was last confirmed.
+        expires_at: when it ends unless renewed; in the past once it is over.
+        transitions: how often the lease changed hands: 0 for its first hold, +1 with each later one.
+        metadata: what the holder attached.
+        seen_at: the store's clock at the reading.
+    """
+
+    task_name: str
+    owner_id: str
+    fencing_token: int
+    acquired_at: datetime
+    heartbeat_at: datetime
+    expires_at: datetime
+    transitions: int
+    seen_at: datetime
+    metadata: Mapping[str, Any] = field(default=NOTHING)
+
+    @property
+    def name(self) -> str:
+        """`task_name`."""
+        return self.task_name
+
+    @property
+    def holder(self) -> str:
+        """`owner_id`."""
+        return self.owner_id
+
+    @property
+    def renewed_at(self) -> datetime:
+        """`heartbeat_at`."""
+        return self.heartbeat_at
+
+    def is_expired(self, now: datetime | None = None) -> bool:
+        """Tell whether the hold is over at `now` (store time; default: when the record was read)."""
+        return self.expires_at <= (now or self.seen_at)
+
+    def time_remaining(self, now: datetime | None = None) -> float:
+        """Return the seconds left at `now` (store time; default: when the record was read), never below 0."""
+        return max(0.0, (self.expires_at - (now or self.seen_at)).total_seconds())
+
+    def is_zombie(self, heartbeat_timeout: float = 60.0, now: datetime | None = None) -> bool:
+        """Tell whether the hold has not expired though its heartbeat is silent for longer than `heartbeat_timeout`.
+
+        A hint for people. It is no licence to take over: silence is not death, and a takeover is refused until expiry.
+        """
+        at = now or self.seen_at
+        return not self.is_expired(at) and (at - self.heartbeat_at).total_seconds() > heartbeat_timeout
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One acquisition: the question a backend is asked.
+
+    `lease_id` (32 hex digits) is chosen before the first byte is sent, so that a retry recognises its own grant (C13) and
+    a grant whose reply was lost can be given back.
+    """
+
+    name: str
+    owner_id: str
+    lease_id: str
+    ttl: float
+    metadata: Mapping[str, Any] = field(default=NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """One hold that asks for more time: `ttl` seconds from the store's now."""
+
+    name: str
+    lease_id: str
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The name is ours."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Somebody else has it; nothing was written.
+
+    Attributes:
+        lease: the holder's record, or None when the store could not say.
+        retry_after: seconds after which asking again may help.
+    """
+
+    lease: Lease | None
+    retry_after: float
+
+    @property
+    def held_by(self) -> str | None:
+        """The holder's label."""
+        return self.lease.owner_id if self.lease else None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A renewal was applied: the hold goes on until `lease.expires_at`."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The hold is over, definitely. `lease` is what the store has under that name now."""
+
+    reason: LossReason
+    lease: Lease | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The store did not say: locked, unreachable, too slow. Nothing may be concluded."""
+
+    error: Exception | None = None
+
+
+RenewalOutcome: TypeAlias = Held | Gone | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The hold ended by our own doing."""
+
+
+ReleaseOutcome: TypeAlias = Released | Gone
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a hold was lost, and the last trouble seen before."""
+
+    reason: LossReason
+    error: Exception | None = None
+    lease: Lease | None = None
+
+    @property
+    def taken_by(self) -> str | None:
+        """The new holder's label, when the store named one."""
+        return self.lease.owner_id if self.lease and self.reason == "taken" else None
