@@ -1,0 +1,72 @@
+"""The names of what we keep in PostgreSQL, checked and quoted. Pure text.
+
+Table and schema names are the only text that is ever put *into* a statement, so they are held to plain identifiers and quoted
+all the same.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pglease.errors import ConfigurationError
+
+PROTOCOL = 1
+"""What clients of this version agree on about the meaning of a row. A table with another number is refused."""
+
+VERSION = 1
+"""The layout of the tables. Older ones are upgraded by `pglease schema apply`."""
+
+DEFAULT_TABLE = "pglease_leases"
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+MAX_TABLE = 63 - len("_token_key")
+"""PostgreSQL cuts identifiers at 63 bytes; the longest name derived from the table's must still fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableNames:
+    """Where the leases are: a table, and beside it `<table>_meta` with the version mark and the token floor."""
+
+    table: str
+    schema: str | None = None
+
+    @property
+    def leases(self) -> str:
+        """The quoted name of the lease table."""
+        return self._quoted(self.table)
+
+    @property
+    def meta(self) -> str:
+        """The quoted name of the table that holds version, protocol and token floor."""
+        return self._quoted(f"{self.table}_meta")
+
+    def _quoted(self, name: str) -> str:
+        return f'"{name}"' if self.schema is None else f'"{self.schema}"."{name}"'
+
+    def within(self, schema: str) -> TableNames:
+        """Return the same names in a schema found at run time."""
+        return TableNames(self.table, schema)
+
+
+def table_names(table_name: str = DEFAULT_TABLE, schema: str | None = None) -> TableNames:
+    """Check a table and a schema name: plain identifiers of letters, digits and `_`.
+
+    Raises:
+        ConfigurationError: for anything else; a dot in `table_name` gets the advice to use `schema=`.
+    """
+    problems = [*_broken(table_name, "table_name", MAX_TABLE), *(() if schema is None else _broken(schema, "schema", 63))]
+    if problems:
+        raise ConfigurationError(*problems)
+    return TableNames(table_name, schema)
+
+
+def _broken(name: str, argument: str, most: int) -> list[str]:
+    if not isinstance(name, str):
+        return [f"{argument} must be text, not {name!r}"]
+    if argument == "table_name" and "." in name:
+        return [f"table_name must be one identifier, not {name!r}: give the schema as schema="]
+    if not _IDENTIFIER.match(name) or len(name) > most:
+        return [
+            f"{argument} must be 1 to {most} ASCII letters, digits or _, and not begin with a digit, not {name[:80]!r}"
+        ]
+    return []
