@@ -1,0 +1,230 @@
+"""Leases for the threads of one process, and the reference model that every other store is compared with.
+
+One lock, one dictionary of rows. Time is the boot clock, mapped to datetimes from a fixed day: stepping the wall clock
+changes nothing, and nobody mistakes these times for the hour of the day. Nothing is durable, nothing is shared between
+processes, and a forked child starts with an empty store.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from pglease import clock as boot_clock
+from pglease import forks
+from pglease.backends.base import Budget, Traits
+from pglease.errors import BackendClosed
+from pglease.records import (
+    NOTHING,
+    Gone,
+    Granted,
+    Held,
+    Lease,
+    LossReason,
+    Refused,
+    Released,
+    ReleaseOutcome,
+    Renewal,
+    RenewalOutcome,
+    Request,
+)
+
+_BOOT = datetime(2000, 1, 1, tzinfo=UTC)
+_TRAITS = Traits(kind="memory", clock="process", shared_by="threads", durable=False)
+
+
+@dataclass(slots=True)
+class _Row:
+    """One name. It stays after its hold, as a tombstone that keeps the token; then `lease_id` is None."""
+
+    owner_id: str
+    lease_id: str | None
+    fencing_token: int
+    transitions: int
+    metadata: str
+    acquired_at: datetime
+    heartbeat_at: datetime
+    expires_at: datetime
+
+    def over(self, now: datetime) -> bool:
+        return self.expires_at <= now
+
+    def held_by(self, lease_id: str, now: datetime) -> bool:
+        return self.lease_id == lease_id and not self.over(now)
+
+    def record(self, name: str, now: datetime) -> Lease:
+        return Lease(
+            task_name=name,
+            owner_id=self.owner_id,
+            fencing_token=self.fencing_token,
+            acquired_at=self.acquired_at,
+            heartbeat_at=self.heartbeat_at,
+            expires_at=self.expires_at,
+            transitions=self.transitions,
+            seen_at=now,
+            metadata=json.loads(self.metadata) if self.metadata else NOTHING,
+        )
+
+
+@dataclass(eq=False)
+class _Store:
+    """What all clients of one store share."""
+
+    clock: Callable[[], float]
+    lock: threading.RLock = field(default_factory=threading.RLock)  # a signal handler may call in while a verb runs
+    rows: dict[str, _Row] = field(default_factory=dict)
+    token_floor: int = 0
+
+    def __post_init__(self) -> None:
+        forks.forget_in_children(self)
+
+    def now(self) -> datetime:
+        return _BOOT + timedelta(seconds=self.clock())
+
+    def forget(self) -> None:
+        # The old lock may be held by a thread that does not exist in the child.
+        self.lock, self.rows, self.token_floor = threading.RLock(), {}, 0
+
+
+class MemoryBackend:
+    """A client of a store in this process's memory. See `Backend` for the verbs.
+
+    Args:
+        clock: reads the store's time, in seconds; default: the boot clock. Tests pass a clock that stands still.
+    """
+
+    def __init__(self, clock: Callable[[], float] = boot_clock.now) -> None:
+        self._store = _Store(clock)
+        self._closed = False
+
+    def another(self) -> MemoryBackend:
+        """Return another client of the same store; closing one leaves the others open."""
+        client = type(self)()
+        client._store = self._store
+        return client
+
+    def __repr__(self) -> str:
+        return f"<MemoryBackend {'closed' if self._closed else 'open'}>"
+
+    @property
+    def traits(self) -> Traits:
+        """What this store can promise."""
+        return _TRAITS
+
+    def try_acquire(self, request: Request, budget: Budget) -> Granted | Refused:
+        """Ask for a name once."""
+        with self._looking(budget) as now:
+            row = self._store.rows.get(request.name)
+            if row is not None and not row.over(now):
+                lease = row.record(request.name, now)
+                return Granted(lease) if row.held_by(request.lease_id, now) else Refused(lease, lease.time_remaining())
+            row = self._store.rows[request.name] = self._next_hold(row, request, now)
+            return Granted(row.record(request.name, now))
+
+    def _next_hold(self, last: _Row | None, request: Request, now: datetime) -> _Row:
+        return _Row(
+            owner_id=request.owner_id,
+            lease_id=request.lease_id,
+            fencing_token=(last.fencing_token if last else self._store.token_floor) + 1,
+            transitions=last.transitions + 1 if last else 0,
+            metadata=json.dumps(dict(request.metadata)) if request.metadata else "",
+            acquired_at=now,
+            heartbeat_at=now,
+            expires_at=now + timedelta(seconds=request.ttl),
+        )
+
+    def renew(self, renewals: Sequence[Renewal], budget: Budget) -> builtins.list[RenewalOutcome]:
+        """Extend many holds; the outcomes stand in the order of `renewals`."""
+        with self._looking(budget) as now:
+            return [self._renew(renewal, now) for renewal in renewals]
+
+    def _renew(self, renewal: Renewal, now: datetime) -> RenewalOutcome:
+        row = self._store.rows.get(renewal.name)
+        if row is None or not row.held_by(renewal.lease_id, now):
+            return _gone(renewal.name, renewal.lease_id, row, now)
+        row.heartbeat_at, row.expires_at = now, now + timedelta(seconds=renewal.ttl)
+        return Held(row.record(renewal.name, now))
+
+    def release(self, name: str, lease_id: str, budget: Budget, *, min_hold: float = 0.0) -> ReleaseOutcome:
+        """End one hold, at once or at `acquired_at + min_hold`; one that lapsed is `Gone`, and given back."""
+        with self._looking(budget) as now:
+            row = self._store.rows.get(name)
+            outcome: ReleaseOutcome = Released()
+            if row is None or not row.held_by(lease_id, now):
+                outcome = _gone(name, lease_id, row, now)
+            else:
+                row.expires_at = max(now, row.acquired_at + timedelta(seconds=min_hold))
+            if row is not None and row.lease_id == lease_id:
+                row.lease_id = None
+            return outcome
+
+    def force_release(self, name: str, fencing_token: int, budget: Budget) -> bool:
+        """End whoever holds `name` under that token, also a hold that is only waited out (`min_hold`)."""
+        with self._looking(budget) as now:
+            row = self._store.rows.get(name)
+            if row is None or row.over(now) or row.fencing_token != fencing_token:
+                return False
+            row.lease_id, row.expires_at = None, now
+            return True
+
+    def get(self, name: str, budget: Budget) -> Lease | None:
+        """Read the record of the present or the last hold."""
+        with self._looking(budget) as now:
+            row = self._store.rows.get(name)
+            return row.record(name, now) if row else None
+
+    def list(self, prefix: str, budget: Budget, *, ended: bool = False) -> builtins.list[Lease]:
+        """Read the records of all names that begin with `prefix`, ordered by name."""
+        with self._looking(budget) as now:
+            return [
+                row.record(name, now)
+                for name, row in sorted(self._store.rows.items())
+                if name.startswith(prefix) and (ended or row.lease_id is not None or not row.over(now))
+            ]
+
+    def cleanup(self, older_than: float, budget: Budget) -> int:
+        """Delete the records of holds that ended more than `older_than` seconds ago; new names start above."""
+        with self._looking(budget) as now:
+            rows, before = self._store.rows, now - timedelta(seconds=older_than)
+            doomed = [name for name, row in rows.items() if row.over(before)]
+            for name in doomed:
+                self._store.token_floor = max(self._store.token_floor, rows.pop(name).fencing_token)
+            return len(doomed)
+
+    def forget(self) -> None:
+        """Empty the store, in a forked child: its holds are the parent's."""
+        self._store.forget()
+
+    def close(self) -> None:
+        """End this client; holds go on."""
+        self._closed = True
+
+    @contextmanager
+    def _looking(self, budget: Budget) -> Iterator[datetime]:
+        budget.sending()
+        with self._store.lock:
+            if self._closed:
+                raise BackendClosed("this memory store was closed")
+            yield self._store.now()
+
+
+def _gone(name: str, lease_id: str, row: _Row | None, now: datetime) -> Gone:
+    if row is None:
+        return Gone("deleted")
+    reason: LossReason = "expired" if row.lease_id == lease_id else "forced" if row.lease_id is None else "taken"
+    return Gone(reason, row.record(name, now))
+
+
+_stores: dict[str, MemoryBackend] = {}
+_stores_lock = threading.Lock()
+
+
+def shared(name: str) -> MemoryBackend:
+    """Return a client of this process's store called `name`; the store lives as long as the process."""
+    with _stores_lock:
+        return _stores.setdefault(name, MemoryBackend()).another()
