@@ -1,0 +1,292 @@
+"""What PostgreSQL's catalogs say about our tables, and what of it is missing or odd. Looking changes nothing.
+
+The first look names no table of ours, so that one which is missing makes no error in the server's log, and it needs no right
+on them. Schema, apply, diff and doctor all read from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pglease.backends.postgres_link import Link
+from pglease.schema import PROTOCOL, VERSION, TableNames
+
+CHANGING = frozenset({"expires_at", "heartbeat_at"})
+"""Columns that every heartbeat writes. With an index on one of them no heartbeat is a HOT update."""
+
+PUBLISHED = {
+    "task_name": "text",
+    "owner_id": "text",
+    "acquired_at": "timestamp with time zone",
+    "expires_at": "timestamp with time zone",
+    "heartbeat_at": "timestamp with time zone",
+}
+"""The columns of 0.0.x, which we keep. It had `character varying(255)` for the texts."""
+ADDED = {"lease_id": "uuid", "fencing_token": "bigint", "transitions": "bigint", "metadata": "jsonb"}
+_NULLABLE = frozenset({"lease_id", "metadata"})
+_ADD = {"lease_id": "uuid", "transitions": "bigint NOT NULL DEFAULT 0", "metadata": "jsonb"}
+
+STORAGE = {
+    "fillfactor": "50",
+    "autovacuum_vacuum_scale_factor": "0",
+    "autovacuum_vacuum_threshold": "1000",
+    "autovacuum_analyze_threshold": "1000",
+    "vacuum_truncate": "off",
+}
+
+# Where our tables are: in the schema that was asked for, else in the first one of the search path that has a relation of this
+# name, else in the first one where it would be made. Temporary tables do not count.
+_LOOK = """
+WITH path AS MATERIALIZED (
+  SELECT s.name, s.place FROM pg_catalog.unnest(pg_catalog.current_schemas(false)) WITH ORDINALITY AS s(name, place)
+  WHERE s.name <> 'pg_catalog' AND s.name <> 'information_schema'
+), place AS MATERIALIZED (
+  SELECT coalesce(
+    %(schema)s::text,
+    (SELECT path.name FROM path
+     JOIN pg_catalog.pg_namespace n ON n.nspname = path.name
+     JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = %(table)s::text
+     ORDER BY path.place LIMIT 1),
+    (SELECT path.name FROM path ORDER BY path.place LIMIT 1)) AS name
+), space AS MATERIALIZED (
+  SELECT n.oid, n.nspname FROM pg_catalog.pg_namespace n, place WHERE n.nspname = place.name
+), found AS MATERIALIZED (
+  SELECT c.oid, c.relname, pg_catalog.jsonb_build_object(
+    'kind', c.relkind, 'persistence', c.relpersistence, 'options', pg_catalog.to_jsonb(c.reloptions),
+    'owner', pg_catalog.pg_get_userbyid(c.relowner), 'owned', pg_catalog.pg_has_role(c.relowner, 'USAGE'),
+    'rights', (
+      SELECT pg_catalog.jsonb_object_agg(r.name, pg_catalog.has_table_privilege(c.oid, r.name)
+               OR (r.name = 'UPDATE' AND c.relname <> %(table)s::text
+                   AND pg_catalog.has_any_column_privilege(c.oid, 'UPDATE')))
+      FROM pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS r(name)),
+    'columns', (
+      SELECT pg_catalog.jsonb_object_agg(a.attname, pg_catalog.jsonb_build_object(
+        'type', pg_catalog.format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull, 'collation', l.collname,
+        'optional', NOT a.attnotnull OR a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> ''))
+      FROM pg_catalog.pg_attribute a LEFT JOIN pg_catalog.pg_collation l ON l.oid = a.attcollation
+      WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+    'indexes', (
+      SELECT pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
+        'name', x.relname, 'key', i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL,
+        'columns', (
+          SELECT pg_catalog.jsonb_agg(a.attname) FROM pg_catalog.pg_attribute a
+          WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey)),
+        'touches', (
+          SELECT pg_catalog.jsonb_agg(DISTINCT a.attname) FROM pg_catalog.pg_attribute a
+          LEFT JOIN pg_catalog.pg_depend d ON d.objid = i.indexrelid AND d.refobjid = c.oid AND d.refobjsubid = a.attnum
+          WHERE a.attrelid = c.oid AND (a.attnum = ANY (i.indkey) OR d.objid IS NOT NULL))))
+      FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid WHERE i.indrelid = c.oid)) AS look
+  FROM pg_catalog.pg_class c JOIN space ON space.oid = c.relnamespace
+  WHERE c.relname IN (%(table)s::text, %(meta)s::text)
+)
+SELECT pg_catalog.jsonb_build_object(
+  'schema', (SELECT place.name FROM place),
+  'schema_exists', EXISTS (SELECT 1 FROM space),
+  'may_use', coalesce((SELECT pg_catalog.has_schema_privilege(space.oid, 'USAGE') FROM space), false),
+  'may_create', coalesce(
+    (SELECT pg_catalog.has_schema_privilege(space.oid, 'CREATE') FROM space),
+    pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')),
+  'role', current_user,
+  'read_only', pg_catalog.current_setting('transaction_read_only')::boolean,
+  'table', (SELECT found.look FROM found WHERE found.relname = %(table)s::text),
+  'meta', (SELECT found.look FROM found WHERE found.relname = %(meta)s::text)
+)::text AS look
+"""
+
+# The mark. Only once the look has found the table and the right to read it.
+_MARK = "SELECT m.version, m.protocol, m.token_floor FROM {meta} m"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The one row of the meta table."""
+
+    version: int
+    protocol: int
+    token_floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is missing or odd.
+
+    Attributes:
+        text: what it is.
+        remedy: SQL that mends it, or an instruction.
+        blocks: whether leases cannot be kept like this.
+        automatic: whether `apply` runs the remedy.
+    """
+
+    text: str
+    remedy: str
+    blocks: bool = False
+    automatic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What there is. `table` and `meta` are the catalogs' facts about either, or None."""
+
+    names: TableNames
+    schema_exists: bool
+    may_use: bool
+    may_create: bool
+    role: str
+    read_only: bool
+    table: Mapping[str, Any] | None
+    meta: Mapping[str, Any] | None
+    mark: Mark | None
+
+    @property
+    def shown(self) -> str:
+        """The table's name for a sentence."""
+        return f"{self.names.schema}.{self.names.table}"
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether a relation of that name is there that neither we nor 0.0.x made."""
+        return self.table is not None and bool(self.foreign())
+
+    @property
+    def is_published(self) -> bool:
+        """Whether this is the table of 0.0.x."""
+        return self.table is not None and not self.is_foreign and "fencing_token" not in self.table["columns"]
+
+    def foreign(self) -> str:
+        """Say what makes the relation not ours; empty when nothing does."""
+        assert self.table is not None
+        if self.table["kind"] != "r":
+            return "it is not a plain table"
+        columns = self.table["columns"] or {}
+        differing = [name for name, kind in PUBLISHED.items() if not _is_of_kind(columns.get(name), kind)]
+        if differing:
+            return f"it has no {', '.join(differing)} of the right type"
+        return "" if self.has_key("task_name") else "task_name is not its key"
+
+    def has_key(self, *columns: str) -> bool:
+        """Tell whether a unique index stands on exactly these columns."""
+        assert self.table is not None
+        return any(index["key"] and set(index["columns"]) == set(columns) for index in self.table["indexes"] or ())
+
+    def may(self, right: str, *, meta: bool = False) -> bool:
+        """Tell whether this role has a right on the lease table, or on the meta table."""
+        about = self.meta if meta else self.table
+        return self.may_use and about is not None and bool(about["rights"][right])
+
+
+def look(link: Link, names: TableNames) -> Look:
+    """Look, in one read-only statement, and in a second one at the mark if it is there to be read."""
+    params = {"schema": names.schema, "table": names.table, "meta": f"{names.table}_meta"}
+    seen = json.loads(link.rows(_LOOK, params)[0][0])
+    found = TableNames(names.table, seen.pop("schema"))
+    about = Look(names=found, mark=None, **seen)
+    if not about.may("SELECT", meta=True) or not _is_meta(about.meta):
+        return about
+    rows = link.rows(_MARK.format(meta=found.meta))
+    return Look(names=found, mark=Mark(*map(int, rows[0])) if rows else None, **seen)
+
+
+def _is_meta(meta: Mapping[str, Any] | None) -> bool:
+    return meta is not None and {"version", "protocol", "token_floor"} <= set(meta["columns"] or ())
+
+
+def _is_of_kind(column: Mapping[str, Any] | None, kind: str) -> bool:
+    if column is None:
+        return False
+    found: str = column["type"]
+    return found == kind or (kind == "text" and found.startswith("character varying"))
+
+
+def findings(seen: Look) -> Iterator[Finding]:
+    """Yield all that is missing or odd, the gravest first."""
+    if seen.table is None:
+        yield Finding(f"the table {seen.shown} is missing", "pglease schema apply", blocks=True)
+        return
+    if seen.is_foreign:
+        yield Finding(f"{seen.shown} is not a lease table: {seen.foreign()}", "choose another table_name or schema", blocks=True)
+        return
+    if seen.is_published:
+        yield Finding(f"{seen.shown} is a table of pglease 0.0.x", "pglease schema apply", blocks=True)
+    else:
+        yield from _odd_columns(seen)
+        yield from _odd_storage(seen)
+    yield from _odd_mark(seen)
+    yield from _odd_indexes(seen)
+
+
+def _odd_columns(seen: Look) -> Iterator[Finding]:
+    assert seen.table is not None
+    columns = seen.table["columns"]
+    alter = f"ALTER TABLE {seen.names.leases}"
+    for name, kind in {**PUBLISHED, **ADDED}.items():
+        column = columns.get(name)
+        if column is None:
+            yield Finding(f"the column {name} is missing", f"{alter} ADD COLUMN {name} {_ADD[name]}", True, True)
+        elif column["type"] != kind or (name == "task_name" and column["collation"] != "C"):
+            wanted = f'{kind} COLLATE "C"' if name == "task_name" else kind
+            found = f"{column['type']}{_of_collation(column)}"
+            yield Finding(f"{name} is {found}, not {wanted}", f"{alter} ALTER COLUMN {name} TYPE {wanted}", name in ADDED, True)
+        elif column["not_null"] is (name in _NULLABLE):
+            word = "DROP" if name in _NULLABLE else "SET"
+            yield Finding(
+                f"{name} is {'not null' if column['not_null'] else 'nullable'}",
+                f"{alter} ALTER COLUMN {name} {word} NOT NULL",
+                name in _NULLABLE,
+                True,
+            )
+    if not seen.has_key("task_name", "fencing_token"):
+        constraint = f'ADD CONSTRAINT "{seen.names.table}_token_key" UNIQUE (task_name, fencing_token)'
+        yield Finding("the key (task_name, fencing_token) is missing: no guard would hold", f"{alter} {constraint}", True, True)
+    for name in sorted(set(columns) - PUBLISHED.keys() - ADDED.keys()):
+        if not columns[name]["optional"]:
+            remedy = f'{alter} ALTER COLUMN "{name}" DROP NOT NULL'
+            yield Finding(f"the column {name} is not ours and has no default: no lease could be made", remedy, blocks=True)
+
+
+def _of_collation(column: Mapping[str, Any]) -> str:
+    return f' COLLATE "{column["collation"]}"' if column["collation"] else ""
+
+
+def _odd_storage(seen: Look) -> Iterator[Finding]:
+    assert seen.table is not None
+    options = dict(option.split("=", 1) for option in seen.table["options"] or ())
+    if missing := {name: value for name, value in STORAGE.items() if name not in options}:
+        text = ", ".join(f"{name} = {value}" for name, value in missing.items())
+        yield Finding(f"the table lacks {text}", f"ALTER TABLE {seen.names.leases} SET ({text})", automatic=True)
+    if (fill := int(options.get("fillfactor", 50))) > 90:
+        remedy = f"ALTER TABLE {seen.names.leases} SET (fillfactor = 50)"
+        yield Finding(f"fillfactor is {fill}: heartbeats find no room on their page", remedy)
+    if seen.table["persistence"] == "u":
+        remedy = f"ALTER TABLE {seen.names.leases} SET LOGGED"
+        yield Finding("the table is unlogged: a crash empties it, and tokens start again", remedy)
+
+
+def _odd_mark(seen: Look) -> Iterator[Finding]:
+    if seen.meta is None:
+        if not seen.is_published:
+            yield Finding(f"the table {seen.names.meta} is missing", "pglease schema apply", blocks=True)
+        return
+    if seen.mark is None:
+        if seen.may("SELECT", meta=True):
+            yield Finding(f"the table {seen.names.meta} has no version mark", "pglease schema apply", blocks=True)
+        return
+    if seen.mark.protocol != PROTOCOL:
+        text = f"{seen.shown} speaks protocol {seen.mark.protocol}, and this pglease {PROTOCOL}"
+        yield Finding(text, "run the same pglease everywhere", blocks=True)
+    elif seen.mark.version > VERSION:
+        text = f"{seen.shown} has layout {seen.mark.version}, newer than this pglease knows ({VERSION})"
+        yield Finding(text, "upgrade pglease here", blocks=True)
+    elif seen.mark.version < VERSION:
+        text = f"{seen.shown} has layout {seen.mark.version}, older than this pglease needs ({VERSION})"
+        yield Finding(text, "pglease schema apply", blocks=True)
+
+
+def _odd_indexes(seen: Look) -> Iterator[Finding]:
+    assert seen.table is not None
+    for index in seen.table["indexes"] or ():
+        if changing := sorted(CHANGING & set(index["touches"] or ())):
+            text = f"the index {index['name']} on {', '.join(changing)} makes every heartbeat rewrite all indexes (no HOT updates)"
+            yield Finding(text, f'DROP INDEX CONCURRENTLY "{seen.names.schema}"."{index["name"]}"')
