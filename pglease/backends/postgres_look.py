@@ -118,12 +118,14 @@ class Finding:
         remedy: SQL that mends it, or an instruction.
         blocks: whether leases cannot be kept like this.
         automatic: whether `apply` runs the remedy.
+        about_index: whether an index is what is odd.
     """
 
     text: str
     remedy: str
     blocks: bool = False
     automatic: bool = False
+    about_index: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,7 @@ def look(link: Link, names: TableNames) -> Look:
 
 
 def _is_meta(meta: Mapping[str, Any] | None) -> bool:
-    return meta is not None and {"version", "protocol", "token_floor"} <= set(meta["columns"] or ())
+    return meta is not None and {"one", "version", "protocol", "token_floor"} <= set(meta["columns"] or ())
 
 
 def _is_of_kind(column: Mapping[str, Any] | None, kind: str) -> bool:
@@ -206,7 +208,9 @@ def findings(seen: Look) -> Iterator[Finding]:
         yield Finding(f"the table {seen.shown} is missing", "pglease schema apply", blocks=True)
         return
     if seen.is_foreign:
-        yield Finding(f"{seen.shown} is not a lease table: {seen.foreign()}", "choose another table_name or schema", blocks=True)
+        yield Finding(
+            f"{seen.shown} is not a lease table: {seen.foreign()}", "choose another table_name or schema", blocks=True
+        )
         return
     if seen.is_published:
         yield Finding(f"{seen.shown} is a table of pglease 0.0.x", "pglease schema apply", blocks=True)
@@ -228,7 +232,9 @@ def _odd_columns(seen: Look) -> Iterator[Finding]:
         elif column["type"] != kind or (name == "task_name" and column["collation"] != "C"):
             wanted = f'{kind} COLLATE "C"' if name == "task_name" else kind
             found = f"{column['type']}{_of_collation(column)}"
-            yield Finding(f"{name} is {found}, not {wanted}", f"{alter} ALTER COLUMN {name} TYPE {wanted}", name in ADDED, True)
+            yield Finding(
+                f"{name} is {found}, not {wanted}", f"{alter} ALTER COLUMN {name} TYPE {wanted}", name in ADDED, True
+            )
         elif column["not_null"] is (name in _NULLABLE):
             word = "DROP" if name in _NULLABLE else "SET"
             yield Finding(
@@ -239,11 +245,15 @@ def _odd_columns(seen: Look) -> Iterator[Finding]:
             )
     if not seen.has_key("task_name", "fencing_token"):
         constraint = f'ADD CONSTRAINT "{seen.names.table}_token_key" UNIQUE (task_name, fencing_token)'
-        yield Finding("the key (task_name, fencing_token) is missing: no guard would hold", f"{alter} {constraint}", True, True)
+        yield Finding(
+            "the key (task_name, fencing_token) is missing: no guard would hold", f"{alter} {constraint}", True, True
+        )
     for name in sorted(set(columns) - PUBLISHED.keys() - ADDED.keys()):
         if not columns[name]["optional"]:
             remedy = f'{alter} ALTER COLUMN "{name}" DROP NOT NULL'
-            yield Finding(f"the column {name} is not ours and has no default: no lease could be made", remedy, blocks=True)
+            yield Finding(
+                f"the column {name} is not ours and has no default: no lease could be made", remedy, blocks=True
+            )
 
 
 def _of_collation(column: Mapping[str, Any]) -> str:
@@ -267,11 +277,14 @@ def _odd_storage(seen: Look) -> Iterator[Finding]:
 def _odd_mark(seen: Look) -> Iterator[Finding]:
     if seen.meta is None:
         if not seen.is_published:
-            yield Finding(f"the table {seen.names.meta} is missing", "pglease schema apply", blocks=True)
+            yield Finding(f"the table {seen.shown}_meta is missing", "pglease schema apply", blocks=True)
+        return
+    if not _is_meta(seen.meta):
+        yield Finding(f"{seen.shown}_meta is not ours", "choose another table_name or schema", blocks=True)
         return
     if seen.mark is None:
         if seen.may("SELECT", meta=True):
-            yield Finding(f"the table {seen.names.meta} has no version mark", "pglease schema apply", blocks=True)
+            yield Finding(f"{seen.shown}_meta has no version mark", "pglease schema apply", blocks=True)
         return
     if seen.mark.protocol != PROTOCOL:
         text = f"{seen.shown} speaks protocol {seen.mark.protocol}, and this pglease {PROTOCOL}"
@@ -289,4 +302,5 @@ def _odd_indexes(seen: Look) -> Iterator[Finding]:
     for index in seen.table["indexes"] or ():
         if changing := sorted(CHANGING & set(index["touches"] or ())):
             text = f"the index {index['name']} on {', '.join(changing)} makes every heartbeat rewrite all indexes (no HOT updates)"
-            yield Finding(text, f'DROP INDEX CONCURRENTLY "{seen.names.schema}"."{index["name"]}"')
+            drop = f'DROP INDEX CONCURRENTLY "{seen.names.schema}"."{index["name"]}"'
+            yield Finding(text, drop, about_index=True)

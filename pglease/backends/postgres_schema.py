@@ -6,6 +6,8 @@ by `pglease schema apply`, by a DBA with psql, and by the Django and Alembic mig
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from typing import Any
 
@@ -88,8 +90,8 @@ def apply(link: Link, names: TableNames, *, force: bool = False) -> list[str]:
     for finding in [each for each in findings(after) if each.automatic]:
         _mend(link, finding)
         done.append(f"{finding.text}: {finding.remedy}")
-    if rest := _blocking(look(link, after.names)):
-        raise BackendMisconfigured("; ".join(_said(each) for each in rest))
+    if problem := _problem(link, look(link, after.names), create=True):
+        raise BackendMisconfigured(problem)
     return done
 
 
@@ -130,21 +132,23 @@ def grants(
     return "\n".join(_granted(names, *need) for need in needs)
 
 
+def grant(rights: str, table: str, role: str) -> str:
+    """Return one GRANT."""
+    return f"GRANT {rights} ON {table} TO {quoted(role)}"
+
+
+def quoted(role: str) -> str:
+    """Return a role's name as an identifier, whatever it holds."""
+    return '"' + role.replace('"', '""') + '"'
+
+
 def _granted(names: TableNames, purpose: str, role: str, on_leases: list[str], on_meta: list[str]) -> str:
-    who = _quoted(role)
+    who = quoted(role)
     schema = [] if names.schema is None else [f'GRANT USAGE ON SCHEMA "{names.schema}" TO {who};']
     lines = [f"-- {purpose}", *schema]
-    lines += [_grant(rights, names.leases, role) + ";" for rights in on_leases]
-    lines += [_grant(rights, names.meta, role) + ";" for rights in on_meta]
+    lines += [grant(rights, names.leases, role) + ";" for rights in on_leases]
+    lines += [grant(rights, names.meta, role) + ";" for rights in on_meta]
     return "\n".join(lines) + "\n"
-
-
-def _grant(rights: str, table: str, role: str) -> str:
-    return f"GRANT {rights} ON {table} TO {_quoted(role)}"
-
-
-def _quoted(role: str) -> str:
-    return '"' + role.replace('"', '""') + '"'
 
 
 def _said(finding: Finding) -> str:
@@ -161,7 +165,9 @@ def _may_read(seen: Look) -> bool:
 
 def _needs_script(seen: Look) -> bool:
     missing = seen.table is None or seen.is_published or seen.meta is None
-    return missing or (seen.may("SELECT", meta=True) and (seen.mark is None or any(_is_for_apply(each) for each in _blocking(seen))))
+    return missing or (
+        seen.may("SELECT", meta=True) and (seen.mark is None or any(_is_for_apply(each) for each in _blocking(seen)))
+    )
 
 
 def _is_for_apply(finding: Finding) -> bool:
@@ -189,7 +195,7 @@ def _problem(link: Link, seen: Look, *, create: bool) -> str | None:
     if seen.names.schema is None:
         return "no schema of the search_path exists where the lease table could be: say schema=, or set search_path"
     if seen.schema_exists and not seen.may_use:
-        grant = f'GRANT USAGE ON SCHEMA "{seen.names.schema}" TO {_quoted(seen.role)}'
+        grant = f'GRANT USAGE ON SCHEMA "{seen.names.schema}" TO {quoted(seen.role)}'
         return f"the role {seen.role} may not use the schema {seen.names.schema}: {grant}"
     if seen.table is None:
         return _missing(seen, create=create)
@@ -207,9 +213,9 @@ def _missing(seen: Look, *, create: bool) -> str:
     if seen.read_only:
         return f"the table {seen.shown} is missing and this session is read-only: run `pglease schema apply` on the primary"
     if not seen.schema_exists:
-        advice = f'CREATE SCHEMA "{seen.names.schema}" AUTHORIZATION {_quoted(seen.role)}'
+        advice = f'CREATE SCHEMA "{seen.names.schema}" AUTHORIZATION {quoted(seen.role)}'
         return f"the schema {seen.names.schema} is missing and the role {seen.role} may not create it: {advice}"
-    advice = f'GRANT CREATE ON SCHEMA "{seen.names.schema}" TO {_quoted(seen.role)}'
+    advice = f'GRANT CREATE ON SCHEMA "{seen.names.schema}" TO {quoted(seen.role)}'
     return (
         f"the table {seen.shown} is missing and the role {seen.role} may not create it: "
         f"run `pglease schema apply`{where} as a role that may, or {advice}"
@@ -229,7 +235,7 @@ def _published(link: Link, seen: Look) -> str:
 
 def _unreadable(seen: Look) -> str | None:
     lacking = [
-        _grant("SELECT", table, seen.role)
+        grant("SELECT", table, seen.role)
         for table, meta in ((seen.names.leases, False), (seen.names.meta, True))
         if not seen.may("SELECT", meta=meta)
     ]
@@ -255,12 +261,13 @@ def _told(before: Look) -> str:
 
 
 def _run(link: Link, names: TableNames, *, force: bool) -> None:
-    try:
-        _run_once(link, _script(names), force=force)
-    except Exception as error:
-        if sqlstate(error) not in _MADE_MEANWHILE:
-            raise _for_people(error) from None
-        _run_once(link, _script(names), force=force)
+    with _said_to_people():
+        try:
+            _run_once(link, _script(names), force=force)
+        except Exception as error:
+            if sqlstate(error) not in _MADE_MEANWHILE:
+                raise
+            _run_once(link, _script(names), force=force)
 
 
 def _run_once(link: Link, script: str, *, force: bool) -> None:
@@ -270,17 +277,19 @@ def _run_once(link: Link, script: str, *, force: bool) -> None:
 
 
 def _mend(link: Link, finding: Finding) -> None:
-    try:
+    with _said_to_people():
         _run_once(link, finding.remedy, force=False)
+
+
+@contextmanager
+def _said_to_people() -> Iterator[None]:
+    """Turn the server's refusals that only a person can mend into ours; everything else passes."""
+    try:
+        yield
     except Exception as error:
-        raise _for_people(error) from None
-
-
-def _for_people(error: Exception) -> Exception:
-    """Return the error itself, or ours when only a person can mend what it says."""
-    if sqlstate(error) not in _NEEDS_A_PERSON:
-        return error
-    return BackendMisconfigured(": ".join(_lines_of(error)))
+        if sqlstate(error) not in _NEEDS_A_PERSON:
+            raise
+        raise BackendMisconfigured(": ".join(_lines_of(error))) from None
 
 
 def _lines_of(error: Exception) -> list[str]:
@@ -298,7 +307,7 @@ def _script(names: TableNames) -> str:
         "table": names.table,
         "token_key": f"{names.table}_token_key",
         "protocol": str(PROTOCOL),
-        "storage": ", ".join(f"{name} = {value}" for name, value in STORAGE.items()),
+        "storage": ",\n            ".join(f"{name} = {value}" for name, value in STORAGE.items()),
         "create_schema": "" if names.schema is None else _CREATE_SCHEMA.strip("\n").format(schema=names.schema),
     }
     for name, value in known.items():

@@ -5,9 +5,9 @@
 -- write by their own clock and delete rows. Stop them, or accept that:  SET pglease.force = 'on';
 DO $pglease$
 DECLARE
-    as_published CONSTANT text[] := ARRAY['task_name:text', 'task_name:character varying', 'owner_id:text',
-        'owner_id:character varying', 'acquired_at:timestamp with time zone', 'expires_at:timestamp with time zone',
-        'heartbeat_at:timestamp with time zone'];
+    as_published CONSTANT text[] := ARRAY[
+        'task_name text', 'task_name character varying', 'owner_id text', 'owner_id character varying',
+        'acquired_at timestamp with time zone', 'expires_at timestamp with time zone', 'heartbeat_at timestamp with time zone'];
     is_new boolean := false;
     is_published boolean := false;
     live bigint := 0;
@@ -36,13 +36,15 @@ BEGIN
         ) WITH ({storage});
         COMMENT ON TABLE {leases} IS 'pglease: one row a lease; lease_id is null when nobody holds it';
     ELSE
+        -- Five columns are what 0.0.x published, and what we keep.
         IF (SELECT c.relkind <> 'r' OR (
                 SELECT count(*) FROM pg_catalog.pg_attribute a
                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-                  AND a.attname || ':' || pg_catalog.format_type(a.atttypid, NULL) = ANY (as_published)) <> 5
+                  AND a.attname || ' ' || pg_catalog.format_type(a.atttypid, NULL) = ANY (as_published)) <> 5
             FROM pg_catalog.pg_class c WHERE c.oid = pg_catalog.to_regclass('{leases}')) THEN
-            RAISE EXCEPTION 'the table {table} is not a lease table: nothing was changed'
-                USING ERRCODE = '55000', HINT = 'Choose another table_name or schema.';
+            RAISE EXCEPTION USING ERRCODE = '55000',
+                MESSAGE = 'the table {table} is not a lease table; nothing was changed',
+                HINT = 'choose another table_name or schema';
         END IF;
         is_published := NOT EXISTS (
             SELECT 1 FROM pg_catalog.pg_attribute a
@@ -53,8 +55,9 @@ BEGIN
         LOCK TABLE {leases} IN ACCESS EXCLUSIVE MODE;  -- before looking, or a 0.0.x client could slip in between
         SELECT count(*) INTO live FROM {leases} WHERE expires_at > pg_catalog.clock_timestamp();
         IF live > 0 AND pg_catalog.current_setting('pglease.force', true) IS DISTINCT FROM 'on' THEN
-            RAISE EXCEPTION 'the 0.0.x table {table} has % running lease(s): nothing was changed', live
-                USING ERRCODE = '55000', HINT = 'Stop the 0.0.x clients, or run: pglease schema apply --force';
+            RAISE EXCEPTION USING ERRCODE = '55000',
+                MESSAGE = 'the 0.0.x table {table} has ' || live || ' running lease(s); nothing was changed',
+                HINT = 'stop the 0.0.x clients, or run "pglease schema apply --force"';
         END IF;
     END IF;
 
@@ -66,6 +69,12 @@ BEGIN
             token_floor bigint NOT NULL DEFAULT 0
         );
         COMMENT ON TABLE {meta} IS 'pglease: version mark, and the token that new names start above';
+    ELSIF (SELECT count(*) FROM pg_catalog.pg_attribute a
+           WHERE a.attrelid = pg_catalog.to_regclass('{meta}') AND a.attname IN ('one', 'version', 'protocol', 'token_floor')
+             AND NOT a.attisdropped) <> 4 THEN
+        RAISE EXCEPTION USING ERRCODE = '55000',
+            MESSAGE = 'the table {table}_meta is not ours; nothing was changed',
+            HINT = 'choose another table_name or schema';
     END IF;
     SELECT m.token_floor INTO old_floor FROM {meta} m;
 
