@@ -1,0 +1,63 @@
+# The only door. Everything a target makes lives in .venv; `make clean` removes that.
+
+PYTHON ?= python3
+WORKERS ?= auto
+BACKEND ?= postgres
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+DONE := $(VENV)/.done
+PY := $(BIN)/python
+
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.cache/pycache
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo install fmt lint types test matrix contract bench check clean
+
+help: ## Print this list
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  %-10s %s\n", $$1, $$2 }'
+
+demo: $(DONE) ## Play the main job on a private PostgreSQL: contend, kill, take over, fence
+	@$(BIN)/pglease demo
+
+install: $(DONE) ## Make .venv with pglease and everything to develop it
+
+$(DONE): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pglease needs Python 3.11 or newer: make PYTHON=...")'
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade 'pip>=25.1'
+	$(PY) -m pip install --quiet --editable . --group dev
+	@rm -rf pglease.egg-info  # what building left in the tree; the installed metadata is in .venv
+	@touch $@
+
+fmt: $(DONE) ## Format, and mend what the linter can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(DONE) ## Check style and spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+
+types: $(DONE) ## Check types, strictly
+	$(BIN)/mypy --strict
+
+test: $(DONE) ## Run all tests but the long ones; ARGS="-k word" to choose
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+matrix: $(DONE) ## Run the marked tests on PostgreSQL 14 to 18, Python 3.12 and 3.13, and without psycopg2
+	@PY=$(PY) tests/support/matrix.sh
+
+contract: $(DONE) ## Run the contract suite on one backend: make contract BACKEND=postgres
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup tests/contract/test_$(BACKEND).py $(ARGS)
+
+bench: $(DONE) ## Measure against the bare driver
+	$(PY) -m benchmarks $(ARGS)
+
+check: lint types test ## Everything to run before a commit
+
+clean: ## Remove .venv and everything built
+	rm -rf $(VENV) build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
