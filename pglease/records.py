@@ -25,6 +25,10 @@ is its parent's · closed: the client was closed.
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
+def _nothing() -> Mapping[str, Any]:
+    return NOTHING  # through a factory: Python 3.11 takes a mapping proxy, which has no hash, for a mutable default
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """What the store says about a name: who holds or last held it, since when, until when.
@@ -52,7 +56,7 @@ class Lease:
     expires_at: datetime
     transitions: int
     seen_at: datetime
-    metadata: Mapping[str, Any] = field(default=NOTHING)
+    metadata: Mapping[str, Any] = field(default_factory=_nothing)
 
     @property
     def name(self) -> str:
@@ -98,7 +102,7 @@ class Request:
     owner_id: str
     lease_id: str
     ttl: float
-    metadata: Mapping[str, Any] = field(default=NOTHING)
+    metadata: Mapping[str, Any] = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True)
