@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
@@ -220,7 +220,7 @@ class HoldOptions:
     wait: float | None = None
     min_hold: float = 0.0
     max_hold: float | None = None
-    metadata: Mapping[str, Any] = NOTHING
+    metadata: Mapping[str, Any] = field(default_factory=lambda: NOTHING)  # through a factory for Python 3.11
     heartbeat: bool = True
     fair: bool = False
     on_lost: str = "raise"
