@@ -35,7 +35,9 @@ class AcquisitionError(PgleaseError):
     Afterwards: nothing is held and nothing was written.
     """
 
-    def __init__(self, message: str, *, name: str, held_by: str | None = None, retry_after: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, name: str, held_by: str | None = None, retry_after: float | None = None
+    ) -> None:
         super().__init__(message)
         self.name = name
         self.held_by = held_by
@@ -110,7 +112,13 @@ class ConfigurationError(PgleaseError, ValueError):
 
 
 class BackendError(PgleaseError):
-    """Something about the store."""
+    """Something about the store.
+
+    Attributes:
+        sqlstate: PostgreSQL's code for it, where there is one.
+    """
+
+    sqlstate: str | None = None
 
 
 class BackendUnavailable(BackendError):

@@ -54,7 +54,10 @@ def table_names(table_name: str = DEFAULT_TABLE, schema: str | None = None) -> T
     Raises:
         ConfigurationError: for anything else; a dot in `table_name` gets the advice to use `schema=`.
     """
-    problems = [*_broken(table_name, "table_name", MAX_TABLE), *(() if schema is None else _broken(schema, "schema", 63))]
+    problems = [
+        *_broken(table_name, "table_name", MAX_TABLE),
+        *(() if schema is None else _broken(schema, "schema", 63)),
+    ]
     if problems:
         raise ConfigurationError(*problems)
     return TableNames(table_name, schema)

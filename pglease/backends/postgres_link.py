@@ -22,15 +22,13 @@ class Link:
         in_transactions: whether every statement runs in a READ COMMITTED transaction of its own, begun and committed here:
             on borrowed connections and where the server's default isolation is another. A snapshot older than a lock wait
             would read a stale token floor.
-        prepare: psycopg 3's switch for prepared statements; None leaves it to the driver.
     """
 
-    __slots__ = ("_begun", "connection", "in_transactions", "prepare")
+    __slots__ = ("_begun", "connection", "in_transactions")
 
-    def __init__(self, connection: Any, *, in_transactions: bool = False, prepare: bool | None = None) -> None:
+    def __init__(self, connection: Any, *, in_transactions: bool = False) -> None:
         self.connection = connection
         self.in_transactions = in_transactions
-        self.prepare = prepare
         self._begun = False
 
     def rows(self, statement: str, params: Mapping[str, Any] | None = None) -> list[Row]:
@@ -42,10 +40,7 @@ class Link:
 
     def _rows(self, statement: str, params: Mapping[str, Any] | None) -> list[Row]:
         with self.connection.cursor() as cursor:
-            if self.prepare is None:
-                cursor.execute(statement, params)
-            else:
-                cursor.execute(statement, params, prepare=self.prepare)
+            cursor.execute(statement, params)
             if cursor.description is None:
                 return []
             columns = [column[0] for column in cursor.description]
@@ -54,12 +49,17 @@ class Link:
     def script(self, statements: str) -> None:
         """Run several statements without parameters, in one message."""
         with self.connection.cursor() as cursor:
-            cursor.execute(statements)
+            if hasattr(self.connection, "pgconn"):  # psycopg 3 would prepare it in time, and several cannot be
+                cursor.execute(statements, prepare=False)
+            else:
+                cursor.execute(statements)
 
     @contextmanager
     def transaction(self) -> Iterator[Link]:
         """Run what follows in one READ COMMITTED transaction: committed at the end, rolled back on any exception."""
-        begin = "BEGIN" if self.connection.autocommit else "SET TRANSACTION"  # a driver without autocommit sends BEGIN itself
+        begin = (
+            "BEGIN" if self.connection.autocommit else "SET TRANSACTION"
+        )  # a driver without autocommit sends BEGIN itself
         self.script(f"{begin} ISOLATION LEVEL READ COMMITTED")
         self._begun = True
         try:

@@ -1,0 +1,112 @@
+"""One holder at a time, in the PostgreSQL you already run.
+
+    import pglease
+
+    with pglease.acquire("daily-report", ttl="5m") as lease:
+        if lease:
+            generate_report(fencing_token=lease.fencing_token)
+
+The client is `PGLease`; what `with` binds is a `HeldLease` or a `NotAcquired`; what the store says is a `Lease`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pglease.backends import Backend, open_backend
+from pglease.client import LeaseContext, PGLease
+from pglease.default import (
+    acquire,
+    cleanup_expired,
+    configure,
+    default_client,
+    force_release,
+    get_lease,
+    held,
+    holding,
+    list_leases,
+    release,
+    renew,
+    singleton_task,
+    try_acquire,
+    wait_for_lease,
+)
+from pglease.errors import (
+    AcquireTimeout,
+    AcquisitionError,
+    BackendClosed,
+    BackendError,
+    BackendMisconfigured,
+    BackendUnavailable,
+    ConfigurationError,
+    FencedError,
+    HeartbeatError,
+    LeaseLostError,
+    MissingDependencyError,
+    NotOwnedError,
+    PgleaseError,
+    ReentrantError,
+    ReleaseError,
+)
+from pglease.handles import HeldLease, NotAcquired
+from pglease.records import Lease, Loss, LossReason
+
+if TYPE_CHECKING:
+    from pglease.backends.memory import MemoryBackend
+    from pglease.backends.postgres import PostgresBackend
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AcquireTimeout",
+    "AcquisitionError",
+    "Backend",
+    "BackendClosed",
+    "BackendError",
+    "BackendMisconfigured",
+    "BackendUnavailable",
+    "ConfigurationError",
+    "FencedError",
+    "HeartbeatError",
+    "HeldLease",
+    "Lease",
+    "LeaseContext",
+    "LeaseLostError",
+    "Loss",
+    "LossReason",
+    "MemoryBackend",
+    "MissingDependencyError",
+    "NotAcquired",
+    "NotOwnedError",
+    "PGLease",
+    "PgleaseError",
+    "PostgresBackend",
+    "ReentrantError",
+    "ReleaseError",
+    "acquire",
+    "cleanup_expired",
+    "configure",
+    "default_client",
+    "force_release",
+    "get_lease",
+    "held",
+    "holding",
+    "list_leases",
+    "open_backend",
+    "release",
+    "renew",
+    "singleton_task",
+    "try_acquire",
+    "wait_for_lease",
+]
+
+_LAZY = {"MemoryBackend": "pglease.backends.memory", "PostgresBackend": "pglease.backends.postgres"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a backend when its name is first used, so that `import pglease` loads no driver."""
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'pglease' has no attribute {name!r}")

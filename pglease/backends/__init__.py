@@ -1,0 +1,96 @@
+"""From an address to a store. Nothing is imported before it is needed, and nothing is connected here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode
+
+from pglease.backends.base import Backend, Traits
+from pglease.errors import ConfigurationError
+
+__all__ = ["Backend", "Traits", "open_backend"]
+
+_KNOB_PREFIX = "pglease."
+_SWITCH = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
+
+
+def open_backend(url: str, **knobs: Any) -> Backend:
+    """Build the store an address names.
+
+    Args:
+        url: `postgresql://…` (also `postgres://` and `postgresql+driver://`), libpq's `host=… dbname=…`, or `memory://` for
+            the threads of one process (`memory://name` for a store apart). Knobs of the store may stand in its query as
+            `?pglease.pool_size=8`.
+        knobs: the same knobs as keywords.
+
+    Raises:
+        ConfigurationError: an address that names no store, or a knob that the store does not have. The address is not shown.
+        MissingDependencyError: the store's driver is not installed.
+    """
+    if not isinstance(url, str):
+        raise ConfigurationError(f"the store must be an address (text) or a Backend object, not {type(url).__name__}")
+    scheme = url.partition("://")[0] if "://" in url else ""
+    if not scheme and "=" not in url and url.strip():
+        raise ConfigurationError("the address of the store must be like postgresql://user@host/db")
+    kind = scheme.partition("+")[0] if not scheme.startswith("hybrid+") else scheme
+    opener = _OPENERS.get(kind)
+    if opener is None:
+        known = ", ".join(f"{name}://" for name in _OPENERS if name)
+        raise ConfigurationError(
+            f"there is no store for addresses that begin with {scheme[:40]!r}://; known are {known}"
+        )
+    address, in_url = _without_knobs(url)
+    return opener(address, {**knobs, **_merged(in_url, knobs)})
+
+
+def _merged(in_url: Mapping[str, Any], knobs: Mapping[str, Any]) -> Mapping[str, Any]:
+    twice = sorted(name for name in in_url if name in knobs and knobs[name] != in_url[name])
+    if twice:
+        raise ConfigurationError(*(f"{name} is given twice: in the address and as a keyword" for name in twice))
+    return in_url
+
+
+def _without_knobs(url: str) -> tuple[str, dict[str, Any]]:
+    """Take our own `pglease.*` parameters out of the query."""
+    base, mark, query = url.partition("?")
+    if not mark or _KNOB_PREFIX not in query:
+        return url, {}
+    pairs = parse_qsl(query, keep_blank_values=True)
+    knobs = {key[len(_KNOB_PREFIX) :]: _read(value) for key, value in pairs if key.startswith(_KNOB_PREFIX)}
+    rest = urlencode([(key, value) for key, value in pairs if not key.startswith(_KNOB_PREFIX)], quote_via=quote)
+    return (f"{base}?{rest}" if rest else base), knobs
+
+
+def _read(value: str) -> Any:
+    if value.isdigit() and value not in ("0", "1"):
+        return int(value)
+    return _SWITCH.get(value.lower(), value)
+
+
+def _postgres(address: str, knobs: dict[str, Any]) -> Backend:
+    from pglease.backends.postgres import PostgresBackend
+
+    for name in ("pool_size", "connect_timeout"):  # "1" reads as a switch
+        if isinstance(knobs.get(name), bool):
+            knobs[name] = int(knobs[name])
+    try:
+        return PostgresBackend(address, **knobs)
+    except TypeError:
+        raise ConfigurationError(*(f"PostgreSQL has no knob {name!r}" for name in sorted(knobs))) from None
+
+
+def _memory(address: str, knobs: dict[str, Any]) -> Backend:
+    from pglease.backends.memory import shared
+
+    if knobs:
+        raise ConfigurationError(*(f"memory:// has no knob {name!r}" for name in sorted(knobs)))
+    return shared(address.partition("://")[2])
+
+
+_OPENERS: dict[str, Callable[[str, dict[str, Any]], Backend]] = {
+    "postgresql": _postgres,
+    "postgres": _postgres,
+    "memory": _memory,
+    "": _postgres,
+}

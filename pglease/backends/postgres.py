@@ -1,0 +1,454 @@
+"""Leases in PostgreSQL: one statement and one round trip per verb, judged by the server's clock.
+
+What decides is in `postgres_sql`; where connections come from in `postgres_connections`; what a driver's error means in
+`postgres_errors`. Here they are put together: a verb is a conversation, retried within its budget while trouble is of the kind
+that passes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import datetime, timezone
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import tenacity
+
+from pglease import clock, forks, options
+from pglease.backends import postgres_schema
+from pglease.backends.base import Budget, Traits
+from pglease.backends.postgres_connections import BorrowedConnections, Connections, OwnConnections
+from pglease.backends.postgres_dsn import Dsn
+from pglease.backends.postgres_errors import LOCK_NOT_AVAILABLE, STALE_PREPARED, UNDEFINED_TABLE, sqlstate
+from pglease.backends.postgres_link import Link, Row
+from pglease.backends.postgres_sql import Statements
+from pglease.errors import BackendError, BackendMisconfigured, BackendUnavailable
+from pglease.records import (
+    NOTHING,
+    Gone,
+    Granted,
+    Held,
+    Lease,
+    LossReason,
+    Refused,
+    Released,
+    ReleaseOutcome,
+    Renewal,
+    RenewalOutcome,
+    Request,
+    Unknown,
+)
+from pglease.schema import DEFAULT_TABLE, PROTOCOL, TableNames, table_names
+
+if TYPE_CHECKING:
+    from pglease.backends.checks import Check
+
+T = TypeVar("T")
+
+TRAITS = Traits(kind="PostgreSQL", clock="server", shared_by="hosts", durable=True, transactional_fencing=True)
+BUSY_RETRY_AFTER = 0.05
+"""Seconds after which a row that somebody had locked is worth another look."""
+_COLLISION_PAUSES = (0.0, 0.001, 0.004, 0.016)
+"""How long the loser of a dead heat waits for the winner's commit, to learn who won: a few commits long, no more."""
+_REMEMBERED = 4096
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_REASONS: dict[str, LossReason] = {"taken": "taken", "deleted": "deleted", "ended": "forced", "expired": "expired"}
+
+
+class PostgresBackend:
+    """Leases in a PostgreSQL table.
+
+    Args:
+        url: `postgresql://user:pass@host/db`, also with a driver in the scheme, or libpq's `host=… dbname=…`. Several hosts
+            are tried for the one that accepts writes.
+        table_name: the lease table; one identifier. Default `pglease_leases`.
+        schema: its schema; default: wherever the connection's `search_path` finds or would create it.
+        auto_initialize: whether the table is made at the first use if it is missing.
+        connect_timeout: seconds (or "10s") for one connection attempt; a `connect_timeout` in the address wins. At least 2,
+            as in libpq.
+        pool_size: how many conversations may go on at once; one more connection is kept for renewals.
+
+    Building it connects to nothing.
+
+    Raises:
+        ConfigurationError: for what is wrong with the arguments, all of it, without showing the address.
+    """
+
+    traits = TRAITS
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        table_name: str = DEFAULT_TABLE,
+        schema: str | None = None,
+        auto_initialize: bool = True,
+        connect_timeout: options.Duration = 10,
+        pool_size: int = 4,
+    ) -> None:
+        with options.all_problems() as problems:
+            dsn = problems.check(Dsn, url)
+            timeout = problems.check(options.seconds, connect_timeout, "connect_timeout")
+            size = problems.check(options.count, pool_size, "pool_size")
+            names = problems.check(table_names, table_name, schema)
+            create = problems.check(options.flag, auto_initialize, "auto_initialize")
+        self._begin(OwnConnections(dsn, pool_size=size, connect_timeout=timeout), names, auto_initialize=create)
+
+    def _begin(self, connections: Connections, names: TableNames, *, auto_initialize: bool) -> None:
+        self.connections = connections
+        self._names = names
+        self._auto_initialize = auto_initialize
+        self._statements: Statements | None = None
+        self._known_held: dict[str, float] = {}
+        self._fresh_locks()
+        forks.forget_in_children(self)
+
+    def _fresh_locks(self) -> None:
+        self._settling = threading.RLock()
+        self._closing = threading.Event()
+
+    @classmethod
+    def from_connection_factory(
+        cls,
+        factory: Callable[[], AbstractContextManager[Any]],
+        *,
+        table_name: str = DEFAULT_TABLE,
+        schema: str | None = None,
+        auto_initialize: bool = True,
+    ) -> PostgresBackend:
+        """Use connections that the application lends.
+
+        Args:
+            factory: called without arguments for each conversation; returns a context manager that yields a psycopg 3 or
+                psycopg2 connection, SQLAlchemy's pooled proxy of one, or Django's. Rows may have any shape. It must be
+                callable from any thread.
+
+        A lent connection that is inside a transaction is refused (`ConfigurationError`) before any SQL. Otherwise the
+        conversation is a READ COMMITTED transaction of its own, committed here. `close` leaves the connections alone.
+
+        Renewals share the factory's connections: if the application can use them all up, leases can be lost. A pool of its
+        own, or a URL, is safer.
+        """
+        if not callable(factory):
+            raise options.ConfigurationError(f"factory must be callable, not {factory!r}")
+        backend = cls.__new__(cls)
+        names = table_names(table_name, schema)
+        backend._begin(BorrowedConnections(factory), names, auto_initialize=auto_initialize)
+        return backend
+
+    @classmethod
+    def from_pool(cls, pool: Any, **knobs: Any) -> PostgresBackend:
+        """Use a `psycopg_pool.ConnectionPool` of the application's. Knobs as for `from_connection_factory`."""
+        return cls.from_connection_factory(pool.connection, **knobs)
+
+    @classmethod
+    def from_engine(cls, engine: Any, **knobs: Any) -> PostgresBackend:
+        """Use a SQLAlchemy engine (psycopg or psycopg2). Knobs as for `from_connection_factory`."""
+
+        @contextmanager
+        def borrow() -> Iterator[Any]:
+            connection = engine.raw_connection()
+            try:
+                yield connection
+            finally:
+                connection.close()  # back to SQLAlchemy's pool
+
+        return cls.from_connection_factory(borrow, **knobs)
+
+    # -- the verbs -------------------------------------------------------------------------------------------------------
+
+    def try_acquire(self, request: Request, budget: Budget) -> Granted | Refused:
+        """See `Backend.try_acquire`."""
+        until = self._known_held.get(request.name)
+        if until is not None:
+            found = self._look(request, until, budget)
+            if found is not None:
+                return found
+        answer = self._converse(lambda link, sql: self._ask(link, sql, request), budget)
+        if isinstance(answer, Refused) and answer.lease is not None and answer.retry_after > BUSY_RETRY_AFTER:
+            self._remember(request.name, clock.now() + answer.retry_after)
+        return answer
+
+    def _look(self, request: Request, until: float, budget: Budget) -> Refused | None:
+        """Look without asking when the last answer said that the name is held for longer: the common case of losing."""
+        if until > clock.now():
+            row = self._converse(lambda link, sql: _first(link.rows(sql.look, {"name": request.name})), budget)
+            if row is not None and row[8] > row[9]:
+                return _refused(_lease(row))
+        self._known_held.pop(request.name, None)
+        return None
+
+    def _remember(self, name: str, until: float) -> None:
+        if len(self._known_held) >= _REMEMBERED:
+            self._known_held.clear()
+        self._known_held[name] = until
+
+    def _ask(self, link: Link, sql: Statements, request: Request) -> Granted | Refused:
+        params = {
+            "name": request.name,
+            "owner": request.owner_id,
+            "lease_id": request.lease_id,
+            "ttl": request.ttl,
+            "metadata": json.dumps(dict(request.metadata), ensure_ascii=False) if request.metadata else None,
+        }
+        try:
+            rows = link.rows(sql.try_acquire, params)
+        except Exception as error:
+            if sqlstate(error) != LOCK_NOT_AVAILABLE:
+                raise
+            rows = []  # somebody's uncommitted insert of this very name
+        for row in rows:
+            if row[0] == "granted":
+                return Granted(_lease(row))
+        if rows and rows[0][0] == "held":
+            return _refused(_lease(rows[0]))
+        return self._collided(link, sql, request)
+
+    def _collided(self, link: Link, sql: Statements, request: Request) -> Granted | Refused:
+        """Learn who won: somebody has the row locked, or made it in the same instant."""
+        row = None
+        for pause in _COLLISION_PAUSES:
+            if pause and self._closing.wait(pause):
+                break
+            row = _first(link.rows(sql.look, {"name": request.name}))
+            if row is not None and row[8] > row[9]:
+                return _refused(_lease(row))
+        if row is None:
+            self._refuse_unknown_protocol(link)
+        return Refused(_lease(row) if row else None, BUSY_RETRY_AFTER)
+
+    def _refuse_unknown_protocol(self, link: Link) -> None:
+        """A new name was not granted and nobody else has it: either its rival has not committed yet, or the mark is wrong."""
+        if self._names.schema is not None:
+            marks = link.rows(f"SELECT protocol FROM {self._names.meta}")  # noqa: S608  # checked and quoted identifiers
+            if marks != [(PROTOCOL,)]:
+                raise BackendMisconfigured(
+                    f"{self._names.leases} has protocol {[mark[0] for mark in marks]}, this pglease speaks {PROTOCOL}: "
+                    "upgrade pglease, or run `pglease schema apply`"
+                )
+
+    def renew(self, renewals: Sequence[Renewal], budget: Budget) -> list[RenewalOutcome]:
+        """See `Backend.renew`. Uses the connection that is kept for renewals."""
+        if not renewals:
+            return []
+        params = {
+            "names": [renewal.name for renewal in renewals],
+            "lease_ids": [renewal.lease_id for renewal in renewals],
+            "ttls": [renewal.ttl for renewal in renewals],
+        }
+        rows = self._converse(lambda link, sql: link.rows(sql.renew, params), budget, reserved=True)
+        return [_renewal_outcome(row) for row in rows]
+
+    def release(self, name: str, lease_id: str, budget: Budget, *, min_hold: float = 0.0) -> ReleaseOutcome:
+        """See `Backend.release`."""
+        params = {"name": name, "lease_id": lease_id, "min_hold": min_hold}
+
+        def end(link: Link, sql: Statements) -> ReleaseOutcome:
+            row = _first(link.rows(sql.release, params))
+            if row is None:
+                return Gone("deleted")
+            if row[0] == "released":
+                return Released()
+            _refuse_busy(row[0], name)
+            return Gone(_REASONS[row[0]], _lease(row))
+
+        return self._converse(end, budget)
+
+    def force_release(self, name: str, fencing_token: int, budget: Budget) -> bool:
+        """See `Backend.force_release`."""
+        params = {"name": name, "fencing_token": fencing_token}
+
+        def force(link: Link, sql: Statements) -> bool:
+            row = _first(link.rows(sql.force_release, params))
+            if row is not None:
+                _refuse_busy(row[0], name)
+            return row is not None and row[0] == "forced"
+
+        return self._converse(force, budget)
+
+    def get(self, name: str, budget: Budget) -> Lease | None:
+        """See `Backend.get`."""
+        row = self._converse(lambda link, sql: _first(link.rows(sql.look, {"name": name})), budget)
+        return None if row is None else _lease(row)
+
+    def list(self, prefix: str, budget: Budget, *, ended: bool = False) -> list[Lease]:
+        """See `Backend.list`."""
+        params = {"prefix": prefix, "ended": ended}
+        return [_lease(row) for row in self._converse(lambda link, sql: link.rows(sql.list, params), budget)]
+
+    def cleanup(self, older_than: float, budget: Budget) -> int:
+        """See `Backend.cleanup`. Needs DELETE on the table; each batch of 1000 holds the table for a few milliseconds."""
+        total = 0
+        while True:
+            deleted = self._converse(lambda link, sql: _cleanup_batch(link, sql, older_than), budget)
+            total += deleted
+            if deleted < 1000:
+                return total
+
+    # -- conversations ---------------------------------------------------------------------------------------------------
+
+    def _converse(self, talk: Callable[[Link, Statements], T], budget: Budget, *, reserved: bool = False) -> T:
+        """Hold one conversation; while trouble is of the kind that passes, hold it again until the budget is spent."""
+        try:
+            return self._once(talk, budget, reserved=reserved)
+        except BackendUnavailable as trouble:
+            unknown = trouble.outcome_unknown
+        # The first try again is made at once: most often a restart had left a dead connection in the pool.
+        retrying = tenacity.Retrying(
+            wait=tenacity.wait_random_exponential(multiplier=0.02, max=0.5),
+            stop=lambda state: self._closing.is_set() or budget.left() <= state.upcoming_sleep,
+            retry=tenacity.retry_if_exception_type(BackendUnavailable),
+            sleep=self._closing.wait,
+            reraise=True,
+        )
+        try:
+            return retrying(self._once, talk, budget, reserved=reserved)
+        except BackendUnavailable as last:
+            last.outcome_unknown = last.outcome_unknown or unknown
+            raise
+
+    def _once(self, talk: Callable[[Link, Statements], T], budget: Budget, *, reserved: bool) -> T:
+        statements = self._statements or self._settled(budget)
+        try:
+            with self.connections.lend(budget, reserved=reserved) as link:
+                return talk(link, statements)
+        except BackendError as error:
+            error.__context__ = None  # the driver's own error, whose frames know the password
+            if error.sqlstate != UNDEFINED_TABLE:
+                raise
+        # Somebody dropped the table while we run: look again, and make it again if we may.
+        self._statements = None
+        with self.connections.lend(budget, reserved=reserved) as link:
+            return talk(link, self._settled(budget, link))
+
+    def _settled(self, budget: Budget, link: Link | None = None) -> Statements:
+        """Find or make the tables, once for this backend."""
+        if not self._settling.acquire(timeout=max(0.0, budget.left())):
+            raise BackendUnavailable("the lease table is still being looked up by another thread")
+        try:
+            if self._statements is None:
+                with nullcontext(link) if link else self.connections.lend(budget) as lent:
+                    self._names = postgres_schema.ensure(lent, self._names, create=self._auto_initialize)
+                self._statements = Statements.of(self._names, PROTOCOL)
+            return self._statements
+        finally:
+            self._settling.release()
+
+    def forget(self) -> None:
+        """See `Backend.forget`."""
+        self._fresh_locks()
+        self.connections.forget()
+
+    def close(self) -> None:
+        """See `Backend.close`."""
+        self._closing.set()
+        self.connections.close()
+
+    # -- what operators ask for ------------------------------------------------------------------------------------------
+
+    def ddl(self) -> str:
+        """Return the script that makes the tables, for a DBA to run."""
+        return postgres_schema.ddl(self._names)
+
+    def grants(self) -> str:
+        """Return the GRANT statements for each role: app, guard, cleanup, read-only."""
+        return postgres_schema.grants(self._names)
+
+    def apply_schema(self, *, force: bool = False, timeout: float = 30.0) -> list[str]:
+        """Make or upgrade the tables; return what was done, one sentence each.
+
+        Args:
+            force: upgrade a 0.0.x table even though one of its clients was seen within its ttl.
+            timeout: seconds until it gives up.
+
+        Raises:
+            BackendMisconfigured: a table that is not ours, a right that is missing, a live 0.0.x client.
+        """
+        with self.connections.lend(self._budget(timeout)) as link:
+            done = postgres_schema.apply(link, self._names, force=force)
+        self._statements = None
+        return done
+
+    def schema_diff(self, *, timeout: float = 30.0) -> list[str]:
+        """Return what the tables lack or have too much of, one sentence each; empty when all is in order."""
+        with self.connections.lend(self._budget(timeout)) as link:
+            return postgres_schema.diff(link, self._names)
+
+    def diagnose(self, *, timeout: float = 30.0) -> Iterator[Check]:
+        """Yield one check after the other: what was found, and what to do about it."""
+        from pglease.backends import postgres_doctor
+
+        yield from postgres_doctor.diagnose(lambda: self.connections.lend(self._budget(timeout)), self._names)
+
+    @staticmethod
+    def _budget(timeout: float) -> Budget:
+        return Budget.of(timeout, clock.now)
+
+
+def _first(rows: list[Row]) -> Row | None:
+    return rows[0] if rows else None
+
+
+def _lease(row: Row) -> Lease:
+    """Read what `postgres_sql._RECORD` returns, `verdict` first."""
+    _, name, owner, token, transitions, metadata, acquired, heartbeat, expires, seen = row
+    return Lease(
+        name,
+        owner,
+        token,
+        _moment(acquired),
+        _moment(heartbeat),
+        _moment(expires),
+        transitions,
+        _moment(seen),
+        _metadata(metadata),
+    )
+
+
+def _moment(epoch: float) -> datetime:
+    try:
+        return datetime.fromtimestamp(epoch, timezone.utc)
+    except (OverflowError, ValueError):  # a row written by hand may say 'infinity'; reading it must not fail
+        edge = datetime.max if epoch > 0 else datetime.min
+        return edge.replace(tzinfo=timezone.utc)
+
+
+def _metadata(written: str | None) -> Any:
+    if written is None:
+        return NOTHING
+    read = json.loads(written)
+    return MappingProxyType(read) if isinstance(read, dict) else NOTHING
+
+
+def _refused(lease: Lease) -> Refused:
+    return Refused(lease, lease.time_remaining())
+
+
+def _refuse_busy(verdict: str, name: str) -> None:
+    """Turn a locked row into trouble that passes: the verb is tried again until its budget is spent."""
+    if verdict == "busy":
+        raise BackendUnavailable(f"the row of {name!r} is locked by another session")
+
+
+def _renewal_outcome(row: Row) -> RenewalOutcome:
+    verdict = row[0]
+    if verdict == "held":
+        return Held(_lease(row))
+    if verdict == "busy":
+        return Unknown(BackendUnavailable(f"the row of {row[1]!r} is locked by another session"))
+    return Gone(_REASONS[verdict], None if verdict == "deleted" else _lease(row))
+
+
+def _cleanup_batch(link: Link, sql: Statements, older_than: float) -> int:
+    with link.transaction():
+        link.rows(sql.cleanup_lock)
+        link.script(sql.cleanup_table)
+        ((deleted, raised),) = link.rows(sql.cleanup_batch, {"older_than": older_than})
+        if deleted and not raised:
+            raise BackendMisconfigured(
+                "the floor of the tokens is missing: run `pglease schema apply`; nothing was deleted"
+            )
+    return int(deleted)

@@ -1,0 +1,363 @@
+"""Where connections come from: our own pool, or somebody else's, lent for one conversation.
+
+Our own are autocommit, bounded in everything, and go back to the pool without a second round trip. Borrowed ones must be idle
+and are given back as they came. Either way a conversation that outlasts its budget is cut off at the socket: a server that is
+frozen behind a healthy kernel answers neither time-outs of the driver nor `tcp_user_timeout`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pglease import forks, watchdog
+from pglease.backends.base import Budget
+from pglease.backends.postgres_dsn import Dsn
+from pglease.backends.postgres_errors import COLUMNS_CHANGED, STALE_PREPARED, is_transport, translated
+from pglease.backends.postgres_link import Link, Row
+from pglease.errors import (
+    BackendClosed,
+    BackendError,
+    BackendMisconfigured,
+    BackendUnavailable,
+    ConfigurationError,
+)
+
+if TYPE_CHECKING:
+    from psycopg_pool import ConnectionPool
+
+log = logging.getLogger("pglease")
+
+_FIRST_LOOK = 0.025
+"""How often a caller who waits for a connection looks whether connecting has failed; the pool itself would not say."""
+PROBE = """
+SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),
+       pg_catalog.current_setting('transaction_read_only')::boolean, pg_catalog.current_setting('transaction_isolation')
+"""
+OURS_ALONE = """
+SELECT pg_catalog.set_config('default_transaction_isolation', 'read committed', false),
+       pg_catalog.set_config('search_path', pg_catalog.concat_ws(', ', 'pg_catalog',
+         nullif(pg_catalog.current_setting('search_path'), '')), false)
+"""
+"""`pg_catalog` first and by name: otherwise a schema before it in somebody's search path could shadow our operators."""
+
+
+class Connections(Protocol):
+    """A source of connections."""
+
+    def lend(self, budget: Budget, *, reserved: bool = False) -> AbstractContextManager[Link]:
+        """Lend one connection for one conversation that ends within the budget.
+
+        `reserved` asks for the one that is kept for renewals. Inside, `budget.sending()` has been called; a driver's error
+        comes out as ours.
+        """
+
+    def forget(self) -> None:
+        """Drop, in a forked child, what is the parent's."""
+
+    def close(self) -> None:
+        """Close what was opened here."""
+
+
+class _Cutoff:
+    """Shuts one socket when its conversation is overdue. Any number of them cost the watchdog a dictionary entry each."""
+
+    __slots__ = ("_done", "_fd", "_lock", "due", "fired")
+
+    def __init__(self, fd: int, due: float) -> None:
+        self._fd = fd
+        self._lock = threading.Lock()  # between us and the watchdog: once done, the number may be another socket's
+        self._done = False
+        self.due = due
+        self.fired = False
+
+    def overdue(self) -> None:
+        with self._lock:
+            if self._done:
+                return
+            self.fired = True
+            with socket.socket(fileno=os.dup(self._fd)) as twin:
+                twin.shutdown(socket.SHUT_RDWR)
+
+    def done(self) -> None:
+        watchdog.forget(self)
+        with self._lock:
+            self._done = True
+
+
+class OwnLink(Link):
+    """One of our own connections; its cursor is kept, since making one costs as much as reading a row."""
+
+    __slots__ = ("_cursor",)
+
+    def __init__(self, connection: Any, *, in_transactions: bool) -> None:
+        super().__init__(connection, in_transactions=in_transactions)
+        self._cursor = connection.cursor()
+
+    def _rows(self, statement: str, params: Any) -> list[Row]:
+        cursor = self._cursor.execute(statement, params)
+        return cursor.fetchall() if cursor.description else []
+
+
+class Report:
+    """What the pool's workers, who connect, have to tell those who wait for a connection, and the other way round."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.last: BackendError | None = None
+        self.pooler = False
+        self.unprepared = False
+
+    def failed(self, error: BackendError) -> None:
+        self.last = error
+        self.failures += 1
+
+
+class OwnConnections:
+    """A bounded pool of our own, opened at the first use.
+
+    Args:
+        dsn: where to.
+        pool_size: how many conversations may go on at once; one more connection is kept for renewals alone.
+        connect_timeout: seconds one connection attempt may take, unless the address says otherwise.
+    """
+
+    def __init__(self, dsn: Dsn, *, pool_size: int, connect_timeout: float) -> None:
+        self.dsn = dsn
+        self.pool_size = pool_size
+        self._connect_timeout = connect_timeout
+        self._closed = False
+        self._fresh()
+        forks.forget_in_children(self)
+
+    def _fresh(self) -> None:
+        self._opening = threading.RLock()
+        self._places = threading.BoundedSemaphore(self.pool_size)
+        self._pool: ConnectionPool[Any] | None = None
+        self._report = Report()
+
+    @property
+    def behind_pooler(self) -> bool:
+        """Whether a transaction pooler was seen between us and the server."""
+        return self._report.pooler
+
+    @contextmanager
+    def lend(self, budget: Budget, *, reserved: bool = False) -> Iterator[Link]:
+        """See `Connections.lend`."""
+        if reserved:
+            with self._lend(budget) as link:
+                yield link
+            return
+        if not self._places.acquire(timeout=max(0.0, budget.left())):
+            raise BackendUnavailable(f"no connection was free in time: all {self.pool_size} of the pool are in use")
+        try:
+            with self._lend(budget) as link:
+                yield link
+        finally:
+            self._places.release()
+
+    @contextmanager
+    def _lend(self, budget: Budget) -> Iterator[Link]:
+        pool = self._opened()
+        connection = self._checked_out(pool, budget)
+        cutoff = _Cutoff(connection.pgconn.socket, budget.until)
+        watchdog.watch(cutoff)
+        ours: BackendError | None = None
+        try:
+            budget.sending()
+            yield connection.link
+        except BackendError:
+            raise
+        except Exception as error:
+            ours = self._explained(error, connection, cutoff)
+        except BaseException:
+            connection.close()  # interrupted in mid-conversation: nobody knows what its next answer would belong to
+            raise
+        finally:
+            cutoff.done()
+            pool.putconn(connection)
+        if ours is not None:  # raised out here, so that no foreign error with its secrets hangs on ours
+            raise ours
+
+    def _explained(self, error: Exception, connection: Any, cutoff: _Cutoff) -> BackendError:
+        if cutoff.fired:
+            connection.close()
+            return BackendUnavailable("PostgreSQL did not answer in time", outcome_unknown=True)
+        ours = translated(error, self.dsn.scrub, sent=True)
+        if ours.sqlstate in STALE_PREPARED:
+            self._report.unprepared = self._report.unprepared or ours.sqlstate != COLUMNS_CHANGED
+        if isinstance(ours, BackendUnavailable):
+            # Also after a read-only answer: only a new connection finds the present primary.
+            connection.close()
+            self._drop_idle()
+        return ours
+
+    def _drop_idle(self) -> None:
+        """Close the idle connections: whatever ended one has most likely ended them all."""
+        if self._pool is not None:
+            self._pool.drain()
+
+    def _checked_out(self, pool: ConnectionPool[Any], budget: Budget) -> Any:
+        import psycopg_pool
+
+        failures = self._report.failures
+        while True:
+            left = budget.left()
+            if left <= 0:
+                raise self._report.last or BackendUnavailable("no connection to PostgreSQL was made in time")
+            try:
+                return pool.getconn(timeout=min(left, _FIRST_LOOK))
+            except psycopg_pool.PoolTimeout:
+                if self._report.failures != failures and self._report.last is not None:
+                    raise _again(self._report.last) from None
+            except psycopg_pool.PoolClosed:
+                raise BackendClosed("the backend is closed") from None
+
+    def _opened(self) -> ConnectionPool[Any]:
+        pool = self._pool
+        if pool is not None:
+            return pool
+        with self._opening:
+            if self._closed:
+                raise BackendClosed("the backend is closed")
+            if self._pool is None:
+                self._pool = self._new_pool()
+            return self._pool
+
+    def _new_pool(self) -> ConnectionPool[Any]:
+        from psycopg_pool import ConnectionPool
+
+        from pglease.backends.postgres_psycopg import Connection
+
+        pool = ConnectionPool(
+            "",
+            connection_class=Connection,
+            kwargs={"params": self._params(), "report": self._report, "scrub": self.dsn.scrub},
+            min_size=0,
+            max_size=self.pool_size + 1,
+            num_workers=1,
+            reconnect_timeout=0.0,  # we retry ourselves, within each caller's budget
+            name="pglease",
+            open=False,
+        )
+        pool.open()
+        return pool
+
+    def _params(self) -> dict[str, Any]:
+        several = "," in (self.dsn.get("host") or "")
+        return self.dsn.params(
+            {
+                "connect_timeout": max(2, round(self._connect_timeout)),  # libpq's own least
+                "application_name": "pglease",
+                "client_encoding": "UTF8",
+                "keepalives": 1,
+                "keepalives_idle": 10,
+                "keepalives_interval": 2,
+                "keepalives_count": 3,
+                "tcp_user_timeout": 10_000,
+                **({"target_session_attrs": "read-write"} if several else {}),
+            }
+        )
+
+    def forget(self) -> None:
+        """See `Connections.forget`."""
+        forks.bury(self._pool)
+        self._fresh()
+
+    def close(self) -> None:
+        """Close the pool; conversations under way end by their own budgets."""
+        with self._opening:
+            self._closed = True
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close(timeout=1.0)
+
+
+def _again(error: BackendError) -> BackendError:
+    """Return a copy to raise: one exception object raised by many threads would mix up their tracebacks."""
+    return type(error)(*error.args)
+
+
+class BorrowedConnections:
+    """Connections of the user's own making, lent by a factory for one conversation each.
+
+    Args:
+        factory: called without arguments; returns a context manager that yields a psycopg 3 or psycopg2 connection, or
+            something that carries one (a SQLAlchemy pool's proxy, a Django connection).
+    """
+
+    def __init__(self, factory: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._factory = factory
+        self._closed = False
+        self.behind_pooler = False
+
+    @contextmanager
+    def lend(self, budget: Budget, *, reserved: bool = False) -> Iterator[Link]:  # noqa: ARG002  # there is only one kind
+        """See `Connections.lend`."""
+        if self._closed:
+            raise BackendClosed("the backend is closed")
+        ours: BackendError | ConfigurationError | None = None
+        sent = False
+        try:
+            with self._factory() as lent:
+                connection = _driver_connection(lent)
+                _refuse_if_busy(connection)
+                cutoff = _Cutoff(connection.fileno(), budget.until)
+                watchdog.watch(cutoff)
+                try:
+                    budget.sending()
+                    sent = True
+                    yield Link(connection, in_transactions=True)
+                finally:
+                    cutoff.done()
+        except (BackendError, ConfigurationError):
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever the factory's world raises becomes one of ours
+            ours = _explained_borrowing(error, sent=sent)
+        if ours is not None:
+            raise ours
+
+    def forget(self) -> None:
+        """Nothing to drop: nothing is kept between conversations."""
+
+    def close(self) -> None:
+        """Refuse further conversations; the connections are the user's."""
+        self._closed = True
+
+
+def _explained_borrowing(error: Exception, *, sent: bool) -> BackendError:
+    if sent or is_transport(error):
+        return translated(error, str, sent=sent)
+    return BackendMisconfigured(f"the connection factory raised {type(error).__name__}: {error}")
+
+
+def _driver_connection(lent: Any) -> Any:
+    """Find the driver's own connection in what was lent.
+
+    SQLAlchemy's proxy has a dict as `.info`, so it has to be unwrapped before anybody looks there.
+    """
+    raw = getattr(lent, "driver_connection", None) or lent
+    if not hasattr(raw, "info") and hasattr(raw, "connection"):
+        raw = raw.connection  # Django's wrapper
+    if not hasattr(getattr(raw, "info", None), "transaction_status"):
+        raise BackendMisconfigured(
+            f"the connection factory must lend a psycopg or psycopg2 connection, not {type(lent).__module__}."
+            f"{type(lent).__qualname__}"
+        )
+    return raw
+
+
+def _refuse_if_busy(connection: Any) -> None:
+    status = int(connection.info.transaction_status)
+    if connection.closed:
+        raise BackendUnavailable("the connection factory lent a closed connection")
+    if status != 0:
+        raise ConfigurationError(
+            "the connection factory lent a connection that is inside a transaction: a lease cannot be taken there, because "
+            "it would depend on that transaction's commit. Lend a connection of its own, or end the transaction first"
+        )

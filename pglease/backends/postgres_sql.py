@@ -1,0 +1,219 @@
+"""The statements, on one screen each. What decides who holds a lease is here and nowhere else.
+
+Every writing statement **locks first** in a MATERIALIZED step, **judges** the locked row with `clock_timestamp()` in a second
+one, and only then writes from that. PostgreSQL evaluates SET and WHERE of an UPDATE *before* it waits for a row lock, and not
+again if the blocker only locked the row: without the steps a takeover is born expired and a renewal revives a lapsed hold.
+The judgement may not stand on the UPDATE's own table, or the planner may run it before the lock.
+
+`now()` is the start of the transaction and is never used. Functions are named with their schema, since a hostile
+`search_path` can shadow them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from pglease.schema import TableNames
+
+_SECONDS = "pg_catalog.make_interval(secs => {})"
+
+_RECORD = """{verdict} AS verdict, task_name, owner_id, fencing_token, transitions, metadata::text AS metadata,
+       extract(epoch FROM acquired_at)::float8 AS acquired_at, extract(epoch FROM heartbeat_at)::float8 AS heartbeat_at,
+       extract(epoch FROM expires_at)::float8 AS expires_at, extract(epoch FROM seen_at)::float8 AS seen_at"""
+"""What every statement returns about a row, in the order that `postgres._lease` reads. Epochs, since drivers and session
+time zones differ about timestamps; text for metadata, since drivers differ about jsonb."""
+
+# try_acquire, when a recent answer said that the name is held: C1 C10. A plain look; the store is asked for no more.
+_LOOK = """
+SELECT {record} FROM (
+  SELECT l.*, pg_catalog.clock_timestamp() AS seen_at FROM {leases} l WHERE l.task_name = %(name)s::text
+) AS found
+"""
+
+# try_acquire: C1 C2 C3 C13. Looks first, so that losing writes nothing and learns the holder; takes over a row whose hold is
+# over, unless somebody has it locked; makes the row if there is none. ON CONFLICT names no target: a target would not cover
+# the second unique index. The lock timeout bounds the wait for somebody's uncommitted insert; it ends with the statement.
+_TRY_ACQUIRE = """
+WITH seen AS MATERIALIZED (
+  SELECT l.*, pg_catalog.clock_timestamp() AS seen_at FROM {leases} l WHERE l.task_name = %(name)s::text
+), locked AS MATERIALIZED (
+  SELECT l.task_name, l.expires_at, l.fencing_token, l.transitions FROM {leases} l
+  WHERE l.task_name = %(name)s::text AND l.expires_at <= pg_catalog.clock_timestamp()
+  FOR UPDATE SKIP LOCKED
+), judged AS MATERIALIZED (
+  SELECT locked.*, pg_catalog.clock_timestamp() AS seen_at FROM locked
+), taken AS (
+  UPDATE {leases} l
+  SET owner_id = %(owner)s::text, lease_id = %(lease_id)s::uuid, fencing_token = j.fencing_token + 1,
+      transitions = j.transitions + 1, metadata = %(metadata)s::jsonb,
+      acquired_at = j.seen_at, heartbeat_at = j.seen_at, expires_at = j.seen_at + {ttl}
+  FROM judged j
+  WHERE l.task_name = j.task_name AND j.expires_at <= j.seen_at
+  RETURNING l.*, j.seen_at
+), born AS (
+  INSERT INTO {leases} AS l (task_name, owner_id, lease_id, fencing_token, metadata, acquired_at, heartbeat_at, expires_at)
+  SELECT %(name)s::text, %(owner)s::text, %(lease_id)s::uuid, m.token_floor + 1, %(metadata)s::jsonb,
+         t.now, t.now, t.now + {ttl}
+  FROM {meta} m, (SELECT pg_catalog.clock_timestamp() AS now) t
+  WHERE NOT EXISTS (SELECT 1 FROM seen) AND m.protocol = {protocol}
+    AND pg_catalog.set_config('lock_timeout', '300ms', true) IS NOT NULL
+  ON CONFLICT DO NOTHING
+  RETURNING l.*, l.acquired_at AS seen_at
+)
+SELECT {record} FROM (
+  SELECT 'granted' AS verdict, taken.* FROM taken
+  UNION ALL SELECT 'granted', born.* FROM born
+  UNION ALL SELECT CASE WHEN seen.expires_at <= seen.seen_at THEN 'over'
+                        WHEN seen.lease_id = %(lease_id)s::uuid THEN 'granted' ELSE 'held' END, seen.* FROM seen
+) AS answer
+"""
+
+# renew: C4 C5. One statement for any number of holds. Locks in key order, so that two batches cannot deadlock; NO KEY, so
+# that a guard's KEY SHARE does not stop it; skips what others have locked, so that one row never stalls the rest.
+_RENEW = """
+WITH wanted AS MATERIALIZED (
+  SELECT * FROM ROWS FROM (pg_catalog.unnest(%(names)s::text[]), pg_catalog.unnest(%(lease_ids)s::uuid[]),
+                           pg_catalog.unnest(%(ttls)s::float8[]))
+           WITH ORDINALITY AS w(task_name, lease_id, ttl, place)
+), locked AS MATERIALIZED (
+  SELECT l.task_name, l.owner_id, l.lease_id, l.fencing_token, l.transitions, l.metadata,
+         l.acquired_at, l.heartbeat_at, l.expires_at
+  FROM {leases} l WHERE l.task_name = ANY (%(names)s::text[])
+  ORDER BY l.task_name FOR NO KEY UPDATE SKIP LOCKED
+), judged AS MATERIALIZED (
+  SELECT w.place, w.ttl, w.lease_id = locked.lease_id AS ours, locked.lease_id IS NULL AS ended,
+         locked.task_name, locked.owner_id, locked.fencing_token, locked.transitions, locked.metadata,
+         locked.acquired_at, locked.heartbeat_at, locked.expires_at, pg_catalog.clock_timestamp() AS seen_at
+  FROM locked JOIN wanted w ON w.task_name = locked.task_name
+), renewed AS (
+  UPDATE {leases} l SET heartbeat_at = j.seen_at, expires_at = j.seen_at + {ttl}
+  FROM judged j
+  WHERE l.task_name = j.task_name AND j.ours AND j.expires_at > j.seen_at
+  RETURNING l.task_name, l.heartbeat_at, l.expires_at
+), answer AS (
+  SELECT w.place, w.task_name,
+         CASE WHEN r.task_name IS NOT NULL THEN 'held' WHEN j.place IS NULL AND c.task_name IS NULL THEN 'deleted'
+              WHEN j.place IS NULL THEN 'busy' WHEN j.ours THEN 'expired' WHEN j.ended THEN 'ended' ELSE 'taken'
+         END AS verdict,
+         j.owner_id, j.fencing_token, j.transitions, j.metadata, j.acquired_at, j.seen_at,
+         coalesce(r.heartbeat_at, j.heartbeat_at) AS heartbeat_at, coalesce(r.expires_at, j.expires_at) AS expires_at
+  FROM wanted w
+  LEFT JOIN judged j ON j.place = w.place
+  LEFT JOIN renewed r ON r.task_name = w.task_name AND j.ours
+  LEFT JOIN {leases} c ON c.task_name = w.task_name
+)
+SELECT {record} FROM answer ORDER BY place
+"""
+
+# release: C6. Frees at once or at acquired_at + min_hold; the row stays as a tombstone that keeps the token. Clearing
+# `lease_id` is what makes every guard that starts afterwards fail.
+_RELEASE = """
+WITH seen AS MATERIALIZED (
+  SELECT l.task_name FROM {leases} l WHERE l.task_name = %(name)s::text
+), locked AS MATERIALIZED (
+  SELECT l.task_name, l.owner_id, l.lease_id, l.fencing_token, l.transitions, l.metadata,
+         l.acquired_at, l.heartbeat_at, l.expires_at
+  FROM {leases} l WHERE l.task_name = %(name)s::text FOR NO KEY UPDATE SKIP LOCKED
+), judged AS MATERIALIZED (
+  SELECT locked.*, pg_catalog.clock_timestamp() AS seen_at FROM locked
+), released AS (
+  UPDATE {leases} l
+  SET lease_id = NULL,
+      expires_at = CASE WHEN j.expires_at <= j.seen_at THEN j.expires_at
+                        ELSE greatest(j.seen_at, j.acquired_at + {min_hold}) END
+  FROM judged j WHERE l.task_name = j.task_name AND j.lease_id = %(lease_id)s::uuid
+  RETURNING l.task_name
+)
+SELECT {record} FROM (
+  SELECT CASE WHEN j.task_name IS NULL THEN 'busy'
+              WHEN r.task_name IS NOT NULL AND j.expires_at > j.seen_at THEN 'released'
+              WHEN r.task_name IS NOT NULL THEN 'expired'
+              WHEN j.lease_id IS NULL THEN 'ended' ELSE 'taken' END AS verdict,
+         j.task_name, j.owner_id, j.fencing_token, j.transitions, j.metadata,
+         j.acquired_at, j.heartbeat_at, j.expires_at, j.seen_at
+  FROM seen LEFT JOIN judged j ON true LEFT JOIN released r ON true
+) AS answer
+"""
+
+# force_release: an operator ends the hold with this token, also one that is only waited out (`min_hold`).
+_FORCE_RELEASE = """
+WITH seen AS MATERIALIZED (
+  SELECT l.task_name FROM {leases} l WHERE l.task_name = %(name)s::text
+), locked AS MATERIALIZED (
+  SELECT l.task_name, l.fencing_token, l.expires_at
+  FROM {leases} l WHERE l.task_name = %(name)s::text FOR NO KEY UPDATE SKIP LOCKED
+), judged AS MATERIALIZED (
+  SELECT locked.*, pg_catalog.clock_timestamp() AS seen_at FROM locked
+), forced AS (
+  UPDATE {leases} l SET lease_id = NULL, expires_at = j.seen_at
+  FROM judged j
+  WHERE l.task_name = j.task_name AND j.fencing_token = %(fencing_token)s::bigint AND j.expires_at > j.seen_at
+  RETURNING l.task_name
+)
+SELECT CASE WHEN j.task_name IS NULL THEN 'busy' WHEN f.task_name IS NULL THEN 'refused' ELSE 'forced' END AS verdict
+FROM seen LEFT JOIN judged j ON true LEFT JOIN forced f ON true
+"""
+
+# list: C10. `starts_with` and not LIKE: a name may contain % and _.
+_LIST = """
+SELECT {record} FROM (
+  SELECT l.*, pg_catalog.clock_timestamp() AS seen_at FROM {leases} l
+  WHERE pg_catalog.starts_with(l.task_name, %(prefix)s::text)
+    AND (%(ended)s::boolean OR l.lease_id IS NOT NULL OR l.expires_at > pg_catalog.clock_timestamp())
+) AS found ORDER BY task_name
+"""
+
+# cleanup, inside a transaction: C3 C7. A row that is deleted takes its token along, so new rows must start above it, and the
+# table lock keeps out an insert that has already read the old floor. The lock timeout keeps a queue from forming behind us.
+_CLEANUP_LOCK = """
+SELECT pg_catalog.set_config('lock_timeout', '100ms', true)
+"""
+_CLEANUP_TABLE = "LOCK TABLE {leases} IN SHARE ROW EXCLUSIVE MODE"
+_CLEANUP_BATCH = """
+WITH doomed AS MATERIALIZED (
+  SELECT l.ctid AS place FROM {leases} l
+  WHERE l.expires_at <= pg_catalog.clock_timestamp() - {older_than}
+  LIMIT 1000 FOR UPDATE SKIP LOCKED
+), gone AS (
+  DELETE FROM {leases} l WHERE l.ctid = ANY (ARRAY(SELECT doomed.place FROM doomed)) RETURNING l.fencing_token
+), raised AS (
+  UPDATE {meta} m SET token_floor = greatest(m.token_floor, (SELECT max(gone.fencing_token) FROM gone))
+  WHERE EXISTS (SELECT 1 FROM gone) RETURNING 1
+)
+SELECT (SELECT count(*) FROM gone)::int AS deleted, (SELECT count(*) FROM raised)::int AS raised
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """Every statement, rendered for one pair of tables."""
+
+    look: str
+    try_acquire: str
+    renew: str
+    release: str
+    force_release: str
+    list: str
+    cleanup_lock: str
+    cleanup_table: str
+    cleanup_batch: str
+
+    @classmethod
+    def of(cls, names: TableNames, protocol: int) -> Statements:
+        """Render for the tables in `names`, whose schema must be known by now."""
+        templates = {field.name: globals()[f"_{field.name.upper()}"] for field in fields(cls)}
+        return cls(**{verb: _rendered(template, names, protocol) for verb, template in templates.items()})
+
+
+def _rendered(template: str, names: TableNames, protocol: int) -> str:
+    ttl = "j.ttl" if template is _RENEW else "%(ttl)s::float8"
+    verdict = "'seen'" if template in (_LOOK, _LIST) else "verdict"
+    return template.format(
+        leases=names.leases,
+        meta=names.meta,
+        protocol=protocol,
+        record=_RECORD.format(verdict=verdict),
+        ttl=_SECONDS.format(ttl),
+        min_hold=_SECONDS.format("%(min_hold)s::float8"),
+        older_than=_SECONDS.format("%(older_than)s::float8"),
+    )

@@ -1,0 +1,127 @@
+"""The default client behind `pglease.acquire` and its like: no wiring at all.
+
+It is made at the first use from the environment (`PGLEASE_URL`, else `DATABASE_URL`), or earlier by `configure`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pglease import options
+from pglease.backends import Backend
+from pglease.client import LeaseContext, PGLease
+from pglease.decorator import TaskDecorator, singleton_decorator
+from pglease.handles import HeldLease
+from pglease.records import Lease
+
+_lock = threading.RLock()
+_client: PGLease | None = None
+
+
+def configure(backend: str | Backend, **arguments: Any) -> PGLease:
+    """Make the default client; arguments as for `PGLease`. An earlier default client is closed."""
+    global _client  # noqa: PLW0603  # the one default is the point
+    fresh = PGLease(backend, **arguments)
+    with _lock:
+        earlier, _client = _client, fresh
+    if earlier is not None:
+        earlier.close()
+    return fresh
+
+
+def default_client() -> PGLease:
+    """Return the default client, made from the environment if there is none yet.
+
+    Raises:
+        ConfigurationError: there is none, and neither PGLEASE_URL nor DATABASE_URL is set.
+    """
+    global _client  # noqa: PLW0603
+    with _lock:
+        if _client is None:
+            _client = PGLease.from_env()
+        return _client
+
+
+def acquire(name: str, ttl: options.Duration = 60, raise_on_failure: bool = False, **wanted: Any) -> LeaseContext[Any]:
+    """Hold a lease for a block, with the default client. See `PGLease.acquire`."""
+    return default_client().acquire(name, ttl, raise_on_failure, **wanted)
+
+
+def try_acquire(name: str, ttl: options.Duration = 60, **wanted: Any) -> bool:
+    """Ask once, with the default client. See `PGLease.try_acquire`."""
+    return default_client().try_acquire(name, ttl, **wanted)
+
+
+def wait_for_lease(
+    name: str,
+    ttl: options.Duration = 60,
+    timeout: options.Duration | None = 60.0,
+    poll_interval: options.Duration = 5.0,
+    **wanted: Any,
+) -> HeldLease:
+    """Wait for a lease, with the default client. See `PGLease.wait_for_lease`."""
+    return default_client().wait_for_lease(name, ttl, timeout, poll_interval, **wanted)
+
+
+def release(name: str) -> bool:
+    """End a hold of the default client. See `PGLease.release`."""
+    return default_client().release(name)
+
+
+def renew(name: str, ttl: options.Duration | None = None) -> None:
+    """Extend a hold of the default client. See `PGLease.renew`."""
+    default_client().renew(name, ttl)
+
+
+def held(name: str) -> HeldLease | None:
+    """Return the default client's handle. See `PGLease.held`."""
+    return default_client().held(name)
+
+
+def holding() -> list[HeldLease]:
+    """Return all that the default client holds. See `PGLease.holding`."""
+    return default_client().holding()
+
+
+def get_lease(name: str) -> Lease | None:
+    """Read a record, with the default client. See `PGLease.get_lease`."""
+    return default_client().get_lease(name)
+
+
+def list_leases(prefix: str = "", *, ended: bool = False) -> list[Lease]:
+    """Read the records, with the default client. See `PGLease.list_leases`."""
+    return default_client().list_leases(prefix, ended=ended)
+
+
+def cleanup_expired(older_than: options.Duration = 0) -> int:
+    """Delete old records, with the default client. See `PGLease.cleanup_expired`."""
+    return default_client().cleanup_expired(older_than)
+
+
+def force_release(name: str, fencing_token: int) -> bool:
+    """End somebody's hold, with the default client. See `PGLease.force_release`."""
+    return default_client().force_release(name, fencing_token)
+
+
+def singleton_task(
+    name: str | Callable[..., str],
+    ttl: options.Duration = 60,
+    skip_if_locked: bool = True,
+    *,
+    on_skip: Any = None,
+    wait: options.Duration | None = None,
+    min_hold: options.Duration | None = None,
+    max_hold: options.Duration | None = None,
+) -> TaskDecorator:
+    """Decorate a function so that one call at a time runs, with the default client. See `PGLease.singleton_task`.
+
+    The client is looked up at each call, so a module may decorate before the application has configured anything.
+    """
+    wanted = options.hold_options(_checkable(name), ttl, wait=wait, min_hold=min_hold, max_hold=max_hold)
+    return singleton_decorator(default_client, name, wanted, skip_if_locked=skip_if_locked, on_skip=on_skip)
+
+
+def _checkable(name: str | Callable[..., str]) -> str:
+    return name if isinstance(name, str) and not ("{" in name or "}" in name) else "checked at each call"

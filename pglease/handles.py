@@ -1,0 +1,308 @@
+"""Handles: what a user holds.
+
+`HeldLease` is the user's; `Hold` is what stands behind it and what the renewer and the watchdog know. They are two so that a
+handle nobody remembers can be noticed: the renewer keeps a `Hold` alive, never a `HeldLease`.
+
+A hold's life: live, then either *ended* (released by its holder) or *lost* (with a reason). Neither is ever undone, and
+`held` turns false before a release leaves the process.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, final
+
+from pglease import clock, options, watchdog
+from pglease.errors import LeaseLostError, NotOwnedError
+from pglease.options import Duration, HoldOptions
+from pglease.records import Lease, Loss, LossReason
+from pglease.term import Term
+
+if TYPE_CHECKING:
+    from pglease.heartbeat import HeartbeatManager
+
+WORDS: dict[LossReason, str] = {
+    "expired": "it ran out before it was renewed",
+    "taken": "somebody else holds it now",
+    "deleted": "its record was deleted",
+    "forced": "an operator ended it",
+    "unreachable": "the store could not be reached in time",
+    "max_hold": "it was held for as long as it may be",
+    "session_died": "the session it was bound to is gone",
+    "forked": "it belongs to the parent process",
+    "closed": "the client was closed",
+}
+
+
+class Hold:
+    """One acquisition and what this process believes about it."""
+
+    def __init__(
+        self,
+        keeper: HeartbeatManager,
+        term: Term,
+        lease_id: str,
+        wanted: HoldOptions,
+        *,
+        margin: float,
+        caller: tuple[int, int],
+    ) -> None:
+        self.keeper = keeper
+        self.term = term
+        self.lease_id = lease_id
+        self.name: Final = wanted.name
+        self.wanted = wanted
+        self.ttl = wanted.ttl
+        self.margin = margin
+        self.caller = caller
+        self.client_owned = False
+        self.in_block = False
+        self.max_until = float("inf") if wanted.max_hold is None else term.sent_at + wanted.max_hold
+        self.loss: Loss | None = None
+        self.trouble: Exception | None = None
+        self.lost = threading.Event()
+        self.ended = False
+        self.settled = False
+        self.handle: weakref.ref[HeldLease] | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def due(self) -> float:
+        """The boot clock when this process must stop acting; read by the watchdog."""
+        return min(self.term.trusted_until, self.max_until)
+
+    @property
+    def over(self) -> bool:
+        """Whether it was released or lost. Says nothing about time; see `held`."""
+        return self.ended or self.loss is not None
+
+    def held(self) -> bool:
+        """Tell whether this process may still act. Computed, so it needs no thread to turn false in time."""
+        return not self.ended and self.loss is None and clock.now() < self.due
+
+    def remaining(self) -> float:
+        """Return the seconds this process may still act."""
+        return 0.0 if self.over else max(0.0, self.due - clock.now())
+
+    def confirm(self, term: Term) -> bool:
+        """Believe a renewal; False when it came too late, for what was over once stays over."""
+        with self._lock:
+            if self.over or clock.now() >= self.due:
+                return False
+            self.term = term
+            self.trouble = None
+            return True
+
+    def overdue(self) -> None:
+        """Act on the deadline: called by the watchdog, or by whoever notices first."""
+        with self._lock:
+            if self.over:
+                return
+            now = clock.now()
+            if now < self.due:
+                watchdog.watch(self)  # renewed in the meantime
+            elif now >= self.max_until:
+                self.lose(Loss("max_hold", lease=self.term.lease))
+            else:
+                unanswered = self.trouble is not None or self.keeper.is_asking(self)
+                self.lose(Loss("unreachable" if unanswered else "expired", self.trouble, self.term.lease))
+
+    def lose(self, loss: Loss) -> bool:
+        """Note the loss; False when the hold is over already. The first reason stays."""
+        with self._lock:
+            if self.over:
+                return False
+            self.loss = loss
+            self.lost.set()
+        self.keeper.lost(self, loss)
+        return True
+
+    def end(self) -> bool:
+        """End it in this process, before the store hears of it; False when it is over already."""
+        with self._lock:
+            if self.over:
+                return False
+            if clock.now() >= self.due:
+                self.overdue()
+                return False
+            self.ended = True
+        self.keeper.end(self)
+        return True
+
+    def lose_in_release(self, loss: Loss) -> None:
+        """Note that it had been gone before its holder ended it."""
+        with self._lock:
+            if self.loss is not None:
+                return
+            self.ended = False
+            self.loss = loss
+            self.lost.set()
+        self.keeper.lost(self, loss)
+
+    def current_loss(self) -> Loss | None:
+        """Return the loss, noticing it here if its time has come and nobody has noticed yet."""
+        if self.loss is None and not self.ended and clock.now() >= self.due:
+            self.overdue()
+        return self.loss
+
+    def lost_error(self, loss: Loss) -> LeaseLostError:
+        """Return the error for a loss."""
+        by = f" ({loss.taken_by})" if loss.taken_by else ""
+        error = LeaseLostError(
+            f"the lease {self.name!r} was lost: {WORDS[loss.reason]}{by}", name=self.name, reason=loss.reason
+        )
+        error.__cause__ = loss.error
+        return error
+
+    def forget(self, loss: Loss) -> None:
+        """In a forked child: it is the parent's. Locks are replaced, nobody is told."""
+        self._lock = threading.RLock()
+        self.lost = threading.Event()
+        if not self.over:
+            self.loss = loss
+        self.lost.set()
+
+
+@final
+class HeldLease:
+    """A lease that this process holds: true, thread-safe, usable from any thread.
+
+    Attributes:
+        name: the lease.
+        owner_id: the label it was taken with.
+        fencing_token: larger with every hold of this name; pass it to whatever is written.
+    """
+
+    __slots__ = ("__weakref__", "_hold", "fencing_token", "name", "owner_id")
+
+    def __init__(self, hold: Hold) -> None:
+        lease = hold.term.lease
+        self._hold = hold
+        self.name: Final = hold.name
+        self.owner_id: Final = lease.owner_id
+        self.fencing_token: Final = lease.fencing_token
+        hold.handle = weakref.ref(self)
+
+    def __bool__(self) -> Literal[True]:
+        return True
+
+    @property
+    def acquired_at(self) -> datetime:
+        """When this hold began, by the store's clock."""
+        return self._hold.term.lease.acquired_at
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What was attached to it."""
+        return self._hold.term.lease.metadata
+
+    @property
+    def lease(self) -> Lease:
+        """The record as last confirmed."""
+        return self._hold.term.lease
+
+    @property
+    def held(self) -> bool:
+        """Whether this process may still act. Once false, it stays false."""
+        return self._hold.held()
+
+    def remaining(self) -> float:
+        """Return the seconds this process may still act, on the boot clock, margin already taken off; 0.0 once over."""
+        return self._hold.remaining()
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set when the hold was lost; `lost.wait(seconds)` waits for it. A release by the holder does not set it."""
+        self._hold.current_loss()
+        return self._hold.lost
+
+    @property
+    def loss(self) -> Loss | None:
+        """Why it was lost (`.reason`) and the last trouble before (`.error`), or None."""
+        return self._hold.current_loss()
+
+    def raise_if_lost(self) -> None:
+        """Raise `LeaseLostError` if the hold was lost."""
+        if (loss := self._hold.current_loss()) is not None:
+            raise self._hold.lost_error(loss)
+
+    def ensure(self, seconds: Duration) -> bool:
+        """Tell whether at least `seconds` are left, renewing if that helps.
+
+        Trouble with the store is an answer here: False, and the hold goes on as long as it is trusted.
+        """
+        needed = options.seconds(seconds, "seconds", zero=True)
+        if self._hold.remaining() >= needed:
+            return self.held
+        return self._hold.keeper.try_to_extend(self._hold) and self._hold.remaining() >= needed
+
+    def renew(self, ttl: Duration | None = None) -> None:
+        """Extend by hand: from the store's now, for `ttl` seconds (default: as acquired), which also holds for later renewals.
+
+        Raises:
+            NotOwnedError: the hold has ended; nothing changed in the store.
+            BackendUnavailable: unknown whether it was extended; belief does not move, the hold goes on until then.
+        """
+        self._hold.keeper.renew(self._hold, None if ttl is None else options.seconds(ttl, "ttl"))
+
+    def release(self) -> bool:
+        """End the hold (or let it run until `min_hold`); True if this call ended it. Idempotent.
+
+        `held` is false from before the request is sent.
+
+        Raises:
+            ReleaseError: the store could not confirm it; over in this process, lapses by its ttl, may be called again.
+        """
+        return self._hold.keeper.release(self._hold)
+
+    def __repr__(self) -> str:
+        state = "held" if self.held else f"lost ({self._hold.loss.reason})" if self._hold.loss else "released"
+        return f"<HeldLease {self.name!r} token {self.fencing_token}, {state}, {self.remaining():.1f} s left>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a HeldLease belongs to its process and is not pickled or copied")
+
+    def __del__(self) -> None:
+        hold = getattr(self, "_hold", None)
+        if hold is not None and not hold.over and not hold.client_owned:
+            hold.keeper.dropped(hold)
+            warnings.warn(f"the lease {hold.name!r} was dropped without a release", ResourceWarning, source=self)
+
+
+@final
+class NotAcquired:
+    """The answer when somebody else has the lease: false.
+
+    Attributes:
+        name: the lease that was asked for.
+        lease: the holder's record, or None when the store could not say.
+        retry_after: seconds until that hold ends unless it is renewed.
+    """
+
+    __slots__ = ("lease", "name", "retry_after")
+
+    def __init__(self, name: str, lease: Lease | None, retry_after: float) -> None:
+        self.name: Final = name
+        self.lease: Final = lease
+        self.retry_after: Final = retry_after
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+    @property
+    def held_by(self) -> str | None:
+        """The holder's label, or None when the store could not say."""
+        return self.lease.owner_id if self.lease else None
+
+    def __repr__(self) -> str:
+        return f"<NotAcquired {self.name!r}, held by {self.held_by!r}, retry after {self.retry_after:.1f} s>"
+
+
+def refuse_renewal(hold: Hold) -> NoReturn:
+    """Raise for a renewal of what has ended."""
+    how = WORDS[hold.loss.reason] if hold.loss else "it was released"
+    raise NotOwnedError(f"the lease {hold.name!r} cannot be renewed: {how}", name=hold.name)

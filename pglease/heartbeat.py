@@ -1,0 +1,366 @@
+"""Keeps the leases of one client alive: one thread, one conversation a tick for all that are due.
+
+A renewal has three outcomes. *held*: a new belief. *gone*: lost at once, with a reason. *unknown*: belief does not move; it is
+tried again until the deadline, and then the watchdog, which does no I/O, declares the loss.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pglease import clock, options, watchdog
+from pglease.backends.base import Backend, Budget
+from pglease.errors import BackendClosed, BackendError, BackendUnavailable, PgleaseError, ReleaseError
+from pglease.giveback import GiveBack
+from pglease.handles import WORDS, Hold, refuse_renewal
+from pglease.records import Gone, Held, Loss, Released, ReleaseOutcome, Renewal, RenewalOutcome, Unknown
+from pglease.schedule import RenewalSchedule
+from pglease.term import Term
+
+log = logging.getLogger("pglease")
+
+RELEASE_BOX = 2.0
+"""Seconds a release may take before it is left to the background."""
+HASTY_RELEASE_BOX = 0.5
+"""The same when the body has raised: its error is what the caller waits for."""
+LONGEST_RENEWAL = 5.0
+WARN_EVERY = 10.0
+"""Seconds between two warnings about one lease whose renewal is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Dropped:
+    hold: Hold
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+class HeartbeatManager:
+    """Renews, releases and loses the holds of one client.
+
+    Args:
+        backend: the store.
+        heartbeat_interval: seconds between renewals at most; None for a third of each ttl.
+        margin: seconds by which belief ends before the store's expiry; None for the default of each ttl.
+        on_lease_lost: called with the lease's name, once for each loss, on a thread of its own.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        heartbeat_interval: float | None = None,
+        margin: float | None = None,
+        on_lease_lost: Callable[[str], object] | None = None,
+    ) -> None:
+        self.backend = backend
+        self.give_back = GiveBack(backend)
+        self._interval = heartbeat_interval
+        self._margin = margin
+        self._on_lease_lost = on_lease_lost
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self._lock = threading.RLock()
+        self._holds: dict[Hold, None] = {}
+        self._schedule: RenewalSchedule[Hold] = RenewalSchedule()
+        # A SimpleQueue, since a handle may be dropped, and put something here, at any moment on any thread.
+        self._messages: queue.SimpleQueue[_Dropped | _Stop | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._wakes_at = float("inf")
+        self._asking: frozenset[Hold] = frozenset()
+        self._asking_until = float("inf")
+        self._warned: dict[Hold, float] = {}
+        self._stopped = False
+
+    # -- what handles ask for ------------------------------------------------------------------------------------------
+
+    def margin_for(self, ttl: float) -> float:
+        """Return the margin that applies to `ttl`."""
+        return options.margin_for(ttl, self._margin)
+
+    def holds(self) -> list[Hold]:
+        """Return the holds that are not over."""
+        with self._lock:
+            return list(self._holds)
+
+    def begin(self, hold: Hold) -> None:
+        """Keep `hold` alive from now on."""
+        with self._lock:
+            self._holds[hold] = None
+            if hold.wanted.heartbeat:
+                self._plan(hold)
+            if self._thread is None and not self._stopped:
+                self._start()
+        watchdog.watch(hold)
+
+    def _plan(self, hold: Hold) -> None:
+        interval = options.interval_for(hold.ttl, self._interval)
+        box = options.renewal_box(hold.ttl, hold.margin, interval)
+        due = self._schedule.add(hold, interval=interval, box=box, sent_at=hold.term.sent_at)
+        if due < self._wakes_at:
+            self._wakes_at = due
+            self._messages.put(None)
+
+    def end(self, hold: Hold) -> None:
+        """Renew it no more and watch it no more."""
+        watchdog.forget(hold)
+        with self._lock:
+            self._holds.pop(hold, None)
+            self._schedule.drop(hold)
+            self._warned.pop(hold, None)
+
+    def lost(self, hold: Hold, loss: Loss) -> None:
+        """Tell about a loss, once: log it, and call the client's callback on a thread of its own."""
+        self.end(hold)
+        facts = {"lease_name": hold.name, "lease_token": hold.term.lease.fencing_token, "lease_outcome": loss.reason}
+        if loss.reason == "closed":
+            log.info("the lease %r ended with its client", hold.name, extra=facts)
+            return
+        log.error("the lease %r was lost: %s", hold.name, WORDS[loss.reason], extra=facts)
+        if self._on_lease_lost is not None:
+            self._call_back(hold.name)
+
+    def _call_back(self, name: str) -> None:
+        thread = threading.Thread(target=self._run_callback, args=(name,), name="pglease-lost", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is going down or is out of threads; `lost` is set all the same
+            log.exception("on_lease_lost could not be called for %r", name, extra={"lease_name": name})
+
+    def _run_callback(self, name: str) -> None:
+        try:
+            assert self._on_lease_lost is not None  # noqa: S101
+            self._on_lease_lost(name)
+        except BaseException:  # also SystemExit, which would end this thread in silence
+            log.exception("on_lease_lost failed for %r", name, extra={"lease_name": name})
+
+    def dropped(self, hold: Hold) -> None:
+        """Note that nobody has the handle any more. Called by the garbage collector: does nothing but leave a message."""
+        self._messages.put(_Dropped(hold))
+
+    def is_asking(self, hold: Hold) -> bool:
+        """Tell whether a renewal of it is under way."""
+        return hold in self._asking
+
+    def get_zombie_threads(self) -> list[str]:
+        """Return the names whose renewal is stuck in the store beyond its time box; empty in a healthy system."""
+        if clock.now() <= self._asking_until:
+            return []
+        return sorted(hold.name for hold in self._asking)
+
+    def is_alive(self) -> bool:
+        """Tell whether the renewer runs, or has nothing to renew."""
+        with self._lock:
+            return not len(self._schedule) or (self._thread is not None and self._thread.is_alive())
+
+    # -- renewing by hand ------------------------------------------------------------------------------------------------
+
+    def renew(self, hold: Hold, ttl: float | None) -> None:
+        """Extend `hold` in the caller's thread. See `HeldLease.renew`."""
+        outcome = self._extend(hold, ttl)
+        if isinstance(outcome, Unknown):
+            raise outcome.error or BackendUnavailable(f"it is unknown whether {hold.name!r} was renewed")
+        if isinstance(outcome, Gone) or not hold.held():
+            hold.current_loss()
+            refuse_renewal(hold)
+
+    def try_to_extend(self, hold: Hold) -> bool:
+        """Extend `hold` if the store lets us; False for trouble of any kind."""
+        try:
+            self.renew(hold, None)
+        except PgleaseError:
+            return False
+        return True
+
+    def _extend(self, hold: Hold, ttl: float | None) -> RenewalOutcome:
+        if not hold.held():
+            hold.current_loss()
+            refuse_renewal(hold)
+        wanted = hold.ttl if ttl is None else ttl
+        budget = Budget.of(min(LONGEST_RENEWAL, hold.remaining()), clock.now)
+        try:
+            (outcome,) = self.backend.renew([Renewal(hold.name, hold.lease_id, wanted)], budget)
+        except BackendUnavailable as error:
+            outcome = Unknown(error)
+        if isinstance(outcome, Held) and wanted != hold.ttl:
+            self._change_ttl(hold, wanted)
+        self._apply(hold, outcome, budget.sent_at)
+        return outcome
+
+    def _change_ttl(self, hold: Hold, ttl: float) -> None:
+        hold.ttl = ttl
+        hold.margin = self.margin_for(ttl)
+
+    # -- releasing -------------------------------------------------------------------------------------------------------
+
+    def release(self, hold: Hold) -> bool:
+        """End `hold`. See `HeldLease.release`."""
+        try:
+            outcome = self.settle(hold, RELEASE_BOX)
+        except BackendError as error:
+            raise ReleaseError(
+                f"the release of {hold.name!r} could not be confirmed: {error}; it is over here and lapses in the store by "
+                "its ttl",
+                name=hold.name,
+            ) from error
+        return isinstance(outcome, Released)
+
+    def settle(self, hold: Hold, seconds: float) -> ReleaseOutcome | None:
+        """End `hold` here, then in the store; None if it was over already.
+
+        A lease that turns out to have been gone before counts as lost. Trouble with the store is raised; the background
+        goes on trying, and this may be called again.
+        """
+        again = hold.ended and not hold.settled
+        if not again and not hold.end():
+            return None
+        try:
+            outcome = self.backend.release(
+                hold.name, hold.lease_id, Budget.of(seconds, clock.now), min_hold=hold.wanted.min_hold
+            )
+        except BackendClosed:
+            raise
+        except BaseException:
+            self.give_back.add(hold.name, hold.lease_id, min_hold=hold.wanted.min_hold)
+            raise
+        hold.settled = True
+        if again and isinstance(outcome, Gone) and outcome.reason == "forced":
+            return Released()  # by the earlier try, whose answer we did not get
+        if isinstance(outcome, Gone):
+            hold.lose_in_release(Loss(outcome.reason, hold.trouble, outcome.lease))
+        return outcome
+
+    # -- the thread --------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="pglease-heartbeat", daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def _run(self) -> None:
+        try:
+            while self._listen():
+                self._tick()
+        except BaseException:
+            # Nothing in the loop may end it; what does all the same must not leave leases without a renewer.
+            log.critical("pglease's heartbeat thread failed and is started anew", exc_info=True)
+            with self._lock:
+                self._asking = frozenset()
+                self._thread = None
+                if not self._stopped:
+                    self._start()
+
+    def _listen(self) -> bool:
+        """Sleep until something is due or somebody says something; False when it is time to end."""
+        with self._lock:
+            self._wakes_at = self._schedule.next_at()
+        left = self._wakes_at - clock.now()
+        try:
+            message = self._messages.get(timeout=None if left == float("inf") else max(0.0, left))
+        except queue.Empty:
+            return True
+        if isinstance(message, _Dropped):
+            self._let_go(message.hold)
+        return not isinstance(message, _Stop)
+
+    def _let_go(self, hold: Hold) -> None:
+        if hold.end():
+            self.give_back.add(hold.name, hold.lease_id, min_hold=hold.wanted.min_hold)
+
+    def _tick(self) -> None:
+        try:
+            self._renew_due()
+        except BackendClosed:
+            pass  # the client is being closed; what is still held is dealt with there
+        except Exception:
+            log.exception("pglease's renewals go on after an error")
+            time.sleep(0.05)  # a fault in every round must not become a busy loop
+
+    def _renew_due(self) -> None:
+        with self._lock:
+            due = self._schedule.due(clock.now())
+            box = self._schedule.box(due)
+        if not due:
+            return
+        budget = Budget.of(box, clock.now)
+        self._asking, self._asking_until = frozenset(due), budget.until + 0.25
+        try:
+            outcomes = self._ask(due, budget)
+        finally:
+            self._asking, self._asking_until = frozenset(), float("inf")
+        for hold, outcome in zip(due, outcomes, strict=True):
+            self._apply(hold, outcome, budget.sent_at)
+
+    def _ask(self, due: list[Hold], budget: Budget) -> list[RenewalOutcome]:
+        try:
+            return self.backend.renew([Renewal(hold.name, hold.lease_id, hold.ttl) for hold in due], budget)
+        except BackendClosed:
+            raise
+        except Exception as error:
+            if not isinstance(error, BackendError):
+                log.exception("a renewal failed in an unexpected way")
+            return [Unknown(error)] * len(due)
+
+    def _apply(self, hold: Hold, outcome: RenewalOutcome, sent_at: float) -> None:
+        if isinstance(outcome, Held):
+            term = Term.begin(outcome.lease, sent_at=sent_at, ttl=hold.ttl, margin=hold.margin)
+            if hold.confirm(term):
+                self._confirmed(hold)
+            elif not hold.ended:
+                self.give_back.add(hold.name, hold.lease_id)  # it came too late: lost here, so not to be kept there
+        elif isinstance(outcome, Gone):
+            hold.lose(Loss(outcome.reason, hold.trouble, outcome.lease))
+        else:
+            self._unanswered(hold, outcome.error)
+
+    def _confirmed(self, hold: Hold) -> None:
+        with self._lock:
+            if hold in self._schedule:
+                self._plan(hold)
+            self._warned.pop(hold, None)
+
+    def _unanswered(self, hold: Hold, error: Exception | None) -> None:
+        hold.trouble = error
+        now = clock.now()
+        with self._lock:
+            self._schedule.unanswered(hold, now=now, trusted_until=hold.due, spread=random.random())  # noqa: S311
+            silent = now - self._warned.get(hold, float("-inf")) < WARN_EVERY
+            if hold.over or silent or hold not in self._holds:
+                return
+            self._warned[hold] = now
+        log.warning(
+            "it is unknown whether the lease %r was renewed, %.1f s are left: %s",
+            hold.name,
+            hold.remaining(),
+            error,
+            extra={"lease_name": hold.name, "lease_outcome": "unknown"},
+        )
+
+    # -- the end -----------------------------------------------------------------------------------------------------------
+
+    def stop(self, seconds: float) -> None:
+        """End the thread, waiting for it for at most `seconds`; harmless on that thread itself."""
+        with self._lock:
+            self._stopped = True
+            thread = self._thread
+        self._messages.put(_Stop())
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(seconds)
+
+    def forget(self) -> None:
+        """In a forked child: every hold is the parent's."""
+        holds = list(self._holds)
+        self._fresh()
+        self.give_back.forget()
+        for hold in holds:
+            hold.forget(Loss("forked"))

@@ -1,0 +1,31 @@
+"""Who asks: labels for people, random ids for acquisitions, and which thread or task is running."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import threading
+
+
+def new_lease_id() -> str:
+    """Return the id of one acquisition: 32 hex digits from the system's own randomness, so that forks do not share it."""
+    return os.urandom(16).hex()
+
+
+def default_owner() -> str:
+    """Return a label for people: `host:pid:random`."""
+    return f"{socket.gethostname()[:200] or 'localhost'}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+def current_caller() -> tuple[int, int]:
+    """Return what tells this thread, and on an event loop this task, from the others."""
+    asyncio = sys.modules.get("asyncio")  # not loaded: no loop, no task, and no reason to load it
+    if asyncio is None:
+        return threading.get_ident(), 0
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return threading.get_ident(), id(task) if task else 0

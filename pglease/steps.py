@@ -1,0 +1,139 @@
+"""The conversations that take more than one step, as generators: what to ask, how long to wait, when to stop.
+
+Pure: a step is yielded, somebody else (`drive.py`) carries it out and sends an `Answer` back, with the time. The same
+generators serve threads and event loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pglease.errors import BackendUnavailable
+from pglease.records import Granted, Refused, Request
+from pglease.term import Term
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Ask the store: `verb(*args)`, for at most `seconds`."""
+
+    verb: str
+    args: tuple[Any, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Let `seconds` pass, or less if there is a reason to wake up."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a step came to.
+
+    Attributes:
+        now: the boot clock afterwards.
+        value: what the verb returned.
+        sent_at: the boot clock before the request left.
+        error: the trouble instead of a value.
+    """
+
+    now: float
+    value: Any = None
+    sent_at: float = 0.0
+    error: BackendUnavailable | None = None
+
+
+LAST_LOOK = 0.02
+"""Seconds before the end of a bounded wait at which the last look is made: time for one round trip."""
+
+Step: TypeAlias = Call | Wait
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to go on asking.
+
+    Attributes:
+        until: the boot clock when the wait is over; None asks once.
+        poll: the longest pause between two looks, in seconds.
+        attempt: the longest one look may take, in seconds.
+    """
+
+    until: float | None
+    poll: float
+    attempt: float
+
+
+def acquire(
+    request: Request, *, margin: float, patience: Patience, now: float, spread: Callable[[], float]
+) -> Generator[Step, Answer, Term | Refused]:
+    """Ask for a lease until it is ours or patience is at its end.
+
+    Every look carries the same `lease_id`, so a grant whose reply was lost is found by the next look.
+
+    Args:
+        request: the question.
+        margin: seconds by which belief ends before the store's expiry.
+        patience: how long to go on.
+        now: the boot clock.
+        spread: a random number from 0 to 1, so that waiters do not look in step.
+
+    Returns:
+        the belief, or the last refusal.
+
+    Raises:
+        BackendUnavailable: the store never answered; a grant may exist if it says `outcome_unknown`.
+    """
+    refused: Refused | None = None
+    unknown = False
+    until = now if patience.until is None else patience.until
+    while True:
+        box = patience.attempt if patience.until is None else max(0.0, min(patience.attempt, until - now))
+        answer = yield Call("try_acquire", (request,), box)
+        now = answer.now
+        error: BackendUnavailable | None = answer.error
+        if isinstance(answer.value, Granted):
+            term = Term.begin(answer.value.lease, sent_at=answer.sent_at, ttl=request.ttl, margin=margin)
+            if now < term.trusted_until and (patience.until is None or now <= until):
+                return term
+            # Too late to be of use: its belief is over, or nobody waits for it any more.
+            answer = yield Call("release", (request.name, request.lease_id), patience.attempt)
+            now, unknown = answer.now, answer.error is not None
+            error = BackendUnavailable(
+                f"{request.name!r} was granted too late and given back", outcome_unknown=answer.error is not None
+            )
+        elif isinstance(answer.value, Refused):
+            refused, unknown = answer.value, False
+        if error is not None:
+            unknown = unknown or error.outcome_unknown
+        left = until - now
+        if left <= LAST_LOOK:
+            if left > 0:
+                yield Wait(left)
+            break
+        said = answer.value if error is None else None
+        now = (yield Wait(min(_pause(patience, said, spread()), left - LAST_LOOK))).now
+    return _given_up(refused, error, unknown=unknown)
+
+
+def _given_up(refused: Refused | None, error: BackendUnavailable | None, *, unknown: bool) -> Refused:
+    """Return the last refusal; raise the last trouble where there was none, or where a grant may exist."""
+    if error is not None and (refused is None or unknown):
+        error.outcome_unknown = error.outcome_unknown or unknown
+        raise error
+    assert refused is not None  # noqa: S101  # every look ends in one of the two
+    return refused
+
+
+def _pause(patience: Patience, refused: Refused | None, spread: float) -> float:
+    """Return how long to sleep: until the holder's known expiry at the latest, and a little more, not in step."""
+    if refused is None:
+        return min(patience.poll, 0.5) * (0.5 + spread / 2)
+    if refused.retry_after < patience.poll:
+        return refused.retry_after + 0.005 + min(0.05, patience.poll / 10) * spread
+    return patience.poll * (0.9 + spread / 10)
