@@ -1,0 +1,207 @@
+"""`list`, `show`, `wait`, `check`, `release`, `cleanup`: what the store says, and what an operator may do to it."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pglease.cli import printing
+from pglease.cli.failures import CONFLICT
+from pglease.cli.options import NAME, DurationType, examples, json_option, open_client, quiet_option, store_options
+
+if TYPE_CHECKING:
+    from pglease.records import Lease
+
+FREE, HELD, REFUSED, UNKNOWN = 1, 0, 1, 1
+POLL = 1.0
+"""Seconds between two looks of `wait`; it looks again sooner when the hold it saw is about to end."""
+
+
+@click.command(
+    "list",
+    epilog=examples(
+        "pglease list",
+        "pglease list report: --json | jq -r 'select(.held) | .name'",
+    ),
+)
+@click.argument("prefix", default="")
+@click.option("-a", "--all", "ended", is_flag=True, help="Also names whose hold was given back.")
+@store_options
+@json_option
+@quiet_option
+@click.pass_context
+def list_leases(ctx: click.Context, /, *, prefix: str, ended: bool, as_json: bool, quiet: bool, **_: Any) -> int:
+    """List who holds what: all names that begin with PREFIX, or all.
+
+    A hold that ran out is shown as free until somebody takes or cleans it up. Times are the store's.
+    """
+    leases = open_client(ctx).list_leases(prefix, ended=ended)
+    if as_json:
+        for lease in leases:
+            printing.say_json(printing.facts_of(lease))
+    elif leases:
+        printing.table(leases)
+    elif not quiet:
+        printing.complain("no leases" + (f" begin with {prefix!r}" if prefix else ""))
+    return 0
+
+
+@click.command(
+    epilog=examples(
+        "pglease show daily-report --json",
+    )
+)
+@click.argument("name", type=NAME)
+@store_options
+@json_option
+@quiet_option
+@click.pass_context
+def show(ctx: click.Context, /, *, name: str, as_json: bool, quiet: bool, **_: Any) -> int:
+    """Show everything the store says about NAME. Exit code 1 when it does not know the name."""
+    lease = open_client(ctx).get_lease(name)
+    if lease is None:
+        if as_json:
+            printing.say_json({"name": name, "held": False, "known": False})
+        elif not quiet:
+            printing.complain(f"the store knows no lease {name!r}")
+        return UNKNOWN
+    if as_json:
+        printing.say_json(printing.facts_of(lease))
+    else:
+        printing.details(lease)
+    return 0
+
+
+@click.command(
+    epilog=examples(
+        'pglease check -q backup && echo "a backup is running"',
+    )
+)
+@click.argument("name", type=NAME)
+@store_options
+@json_option
+@quiet_option
+@click.pass_context
+def check(ctx: click.Context, /, *, name: str, as_json: bool, quiet: bool, **_: Any) -> int:
+    """Tell whether NAME is held: exit code 0 if it is, 1 if it is free.
+
+    The answer may be old by the time it is read: to act on a free name, use `run`.
+    """
+    lease = _held(ctx, name)
+    if as_json:
+        printing.say_json(printing.facts_of(lease) if lease else {"name": name, "held": False})
+    elif not quiet:
+        printing.say(_sentence(name, lease))
+    return HELD if lease else FREE
+
+
+@click.command(
+    epilog=examples(
+        "pglease wait migration --timeout 5m && ./start-server",
+    )
+)
+@click.argument("name", type=NAME)
+@click.option(
+    "--timeout", type=DurationType(zero=True, forever=True), help="Give up after this long, with 75. Default: never."
+)
+@store_options
+@json_option
+@quiet_option
+@click.pass_context
+def wait(ctx: click.Context, /, *, name: str, timeout: float | None, as_json: bool, quiet: bool, **_: Any) -> int:
+    """Wait until NAME is free, without taking it: exit code 0 when it is, 75 when the time ran out.
+
+    Another waiter may take it at once: to be the one who does, use `run --wait`.
+    """
+    leases = open_client(ctx)
+    deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+    while True:
+        lease = _current(leases.get_lease(name))
+        left = deadline - time.monotonic()
+        if lease is None or left <= 0:
+            break
+        # The jitter keeps a crowd of waiters from asking in step.
+        time.sleep(min(left, POLL * random.uniform(0.5, 1), lease.time_remaining() + 0.01))
+    if as_json:
+        printing.say_json(printing.facts_of(lease) if lease else {"name": name, "held": False})
+    elif not quiet:
+        (printing.complain if lease else printing.say)(_sentence(name, lease))
+    return CONFLICT if lease else 0
+
+
+@click.command(
+    epilog=examples(
+        "pglease show backup && pglease release backup --token 17",
+    )
+)
+@click.argument("name", type=NAME)
+@click.option(
+    "--token", type=int, required=True, metavar="N", help="The fencing token of the hold to end, from `show`."
+)
+@store_options
+@json_option
+@quiet_option
+@click.pass_context
+def release(ctx: click.Context, /, *, name: str, token: int, as_json: bool, quiet: bool, **_: Any) -> int:
+    """End somebody's hold of NAME by force: exit code 0 if it ended, 1 if the token is no longer current.
+
+    The holder learns of it with its next renewal, up to a third of its ttl later, and may still be working until
+    then: what protects the resource in between is the fencing token.
+    """
+    done = open_client(ctx).force_release(name, token)
+    if as_json:
+        printing.say_json({"name": name, "fencing_token": token, "released": done})
+    elif not quiet:
+        if done:
+            printing.say(f"{printing.visible(repr(name))} was taken from its holder (token {token})")
+        else:
+            printing.complain(f"{name!r} is not held under token {token}: nothing was changed (see `pglease show`)")
+    return 0 if done else REFUSED
+
+
+@click.command(
+    epilog=examples(
+        "pglease cleanup --older-than 7d -q",
+    )
+)
+@click.option(
+    "--older-than",
+    type=DurationType(zero=True),
+    default="0s",
+    show_default=True,
+    help="Keep what ended more recently than this.",
+)
+@store_options
+@json_option
+@quiet_option
+@click.pass_context
+def cleanup(ctx: click.Context, /, *, older_than: float, as_json: bool, quiet: bool, **_: Any) -> int:
+    """Delete the records of holds that have ended. Fencing tokens never go back because of it.
+
+    Nothing depends on it: a lapsed lease is free without any janitor. It keeps a table with many one-off names small.
+    """
+    removed = open_client(ctx).cleanup_expired(older_than)
+    if as_json:
+        printing.say_json({"removed": removed})
+    elif not quiet:
+        printing.say(f"{removed} record{'' if removed == 1 else 's'} removed")
+    return 0
+
+
+def _held(ctx: click.Context, name: str) -> Lease | None:
+    return _current(open_client(ctx).get_lease(name))
+
+
+def _current(lease: Lease | None) -> Lease | None:
+    return None if lease is None or lease.is_expired() else lease
+
+
+def _sentence(name: str, lease: Lease | None) -> str:
+    shown = printing.visible(repr(name))
+    if lease is None:
+        return f"{shown} is free"
+    left = printing.duration(lease.time_remaining())
+    return f"{shown} is held by {printing.visible(lease.owner_id)} for another {left} unless renewed"

@@ -1,0 +1,155 @@
+"""What the command's options have in common: durations, the store's address, `--json`, `-q`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pglease.cli.failures import USAGE, CommandError
+
+if TYPE_CHECKING:
+    from pglease.client import PGLease
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+NO_STORE = (
+    "no store is named: use --dsn postgresql://user@host/db, set PGLEASE_URL or DATABASE_URL, or set libpq's PGHOST, "
+    "PGSERVICE or PGDATABASE (--local chooses an SQLite file, for one host only)"
+)
+
+
+def examples(*lines: str) -> str:
+    """Return an epilog that shows how a command is used, kept as it is written."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+class DurationType(click.ParamType):  # type: ignore[type-arg]  # generic in the types of newer versions only
+    """Seconds as a number, or text such as 90s, 5m, 1h30m."""
+
+    name = "duration"
+
+    def __init__(self, *, zero: bool = False, forever: bool = False) -> None:
+        self._zero = zero
+        self._forever = forever
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read it with the library's own rules."""
+        from pglease.errors import ConfigurationError
+        from pglease.options import seconds
+
+        argument = param.opts[-1] if param else "the duration"
+        try:
+            return seconds(value, argument, zero=self._zero, forever=self._forever)
+        except ConfigurationError as broken:
+            self.fail(str(broken), param, ctx)
+
+
+class NameType(click.ParamType):  # type: ignore[type-arg]
+    """A lease's name; completes from the store."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse what no store may hold, before anything is sent anywhere."""
+        from pglease.errors import ConfigurationError
+        from pglease.options import text
+
+        try:
+            return text(value, "NAME")
+        except ConfigurationError as broken:
+            self.fail(str(broken), param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:  # noqa: ARG002
+        """Offer the names that are held now."""
+        from click.shell_completion import CompletionItem
+
+        from pglease.cli.completion import names_in_store
+
+        return [CompletionItem(name) for name in names_in_store(ctx, incomplete)]
+
+
+NAME = NameType()
+
+
+def store_options(command: F) -> F:
+    """Add `--dsn` and `--local`."""
+    command = click.option(
+        "--local", is_flag=True, help="Use an SQLite file in your state directory: one host only, never silently."
+    )(command)
+    return click.option(
+        "--dsn",
+        metavar="URL",
+        help="The store. Default: PGLEASE_URL, then DATABASE_URL, then libpq's PGHOST, PGSERVICE or PGDATABASE. "
+        "A password on the command line is seen by everybody on this machine: prefer the variables or ~/.pgpass.",
+    )(command)
+
+
+def json_option(command: F) -> F:
+    """Add `--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")(command)
+
+
+def quiet_option(command: F) -> F:
+    """Add `-q`."""
+    return click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors; for cron.")(command)
+
+
+def store_address(dsn: str | None, local: bool, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the store's URL: the option, PGLEASE_URL, DATABASE_URL, then libpq's variables.
+
+    Raises:
+        CommandError: when nothing names a store (125), or two options contradict each other (2).
+    """
+    if dsn and local:
+        raise CommandError("--dsn and --local contradict each other: choose one", USAGE)
+    if local:
+        return f"sqlite:///{_state_directory(environment) / 'pglease' / 'leases.db'}"
+    for address in (dsn, environment.get("PGLEASE_URL"), environment.get("DATABASE_URL")):
+        if address:
+            return address
+    if any(environment.get(name) for name in ("PGHOST", "PGSERVICE", "PGDATABASE")):
+        return "postgresql://"
+    raise CommandError(NO_STORE)
+
+
+def _state_directory(environment: Mapping[str, str]) -> Path:
+    if stated := environment.get("XDG_STATE_HOME"):
+        return Path(stated)
+    home = Path(environment.get("HOME") or Path.home())
+    if sys.platform == "darwin":
+        return home / "Library" / "Application Support"
+    if sys.platform == "win32":
+        return Path(environment.get("LOCALAPPDATA") or home)
+    return home / ".local" / "state"
+
+
+def address_from(ctx: click.Context) -> str:
+    """Return the address given to the command, else to `pglease` itself, else from the environment."""
+    dsn, local = None, False
+    here: click.Context | None = ctx
+    while here is not None and not dsn and not local:
+        dsn, local = here.params.get("dsn"), bool(here.params.get("local"))
+        if dsn and local:
+            break
+        here = here.parent
+    return store_address(dsn, local)
+
+
+def open_client(ctx: click.Context, **options: Any) -> PGLease:
+    """Return a client of the addressed store, closed when the command ends. Nothing is sent before its first use."""
+    from pglease.client import PGLease
+
+    client = PGLease(address_from(ctx), **options)
+    ctx.call_on_close(lambda: _close(client))
+    return client
+
+
+def _close(client: PGLease) -> None:
+    with contextlib.suppress(Exception):  # the command's exit code is settled; what could not be given back lapses
+        client.close()

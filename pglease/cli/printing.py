@@ -1,0 +1,119 @@
+"""What the commands print: tables and sentences for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pglease.records import Lease
+
+
+def say(text: str) -> None:
+    """Print a line for people on standard output."""
+    click.echo(text)
+
+
+def complain(text: str) -> None:
+    """Print one sentence on standard error, after the program's name."""
+    click.echo(f"pglease: {visible(text)}", err=True)
+
+
+def say_json(facts: dict[str, Any]) -> None:
+    """Print one object on one line, in ASCII, so that no terminal's encoding can spoil it."""
+    click.echo(json.dumps(facts, default=_as_json))
+
+
+def _as_json(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime) else dict(value)
+
+
+def visible(text: str) -> str:
+    """Return text that cannot steer a terminal: whatever does not print is written as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as people say it, in at most two units."""
+    if math.isinf(seconds):
+        return "for ever"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, size, lower, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size} {unit}" + (f" {rest} {lower}" if rest else "")
+    return f"{whole} s"
+
+
+def facts_of(lease: Lease) -> dict[str, Any]:
+    """Return a record as JSON facts. Times are the store's."""
+    return {
+        "name": lease.name,
+        "held": not lease.is_expired(),
+        "owner_id": lease.owner_id,
+        "fencing_token": lease.fencing_token,
+        "acquired_at": lease.acquired_at,
+        "heartbeat_at": lease.heartbeat_at,
+        "expires_at": lease.expires_at,
+        "seen_at": lease.seen_at,
+        "remaining": round(lease.time_remaining(), 3),
+        "transitions": lease.transitions,
+        "metadata": lease.metadata,
+    }
+
+
+def state(lease: Lease) -> str:
+    """Return `held` or `free`, in one word."""
+    return "free" if lease.is_expired() else "held"
+
+
+def table(leases: Iterable[Lease]) -> None:
+    """Print one line a lease."""
+    rows = [("NAME", "STATE", "HOLDER", "TOKEN", "SINCE", "LEFT")]
+    for lease in leases:
+        since = (lease.seen_at - lease.acquired_at).total_seconds()
+        left = "-" if lease.is_expired() else duration(lease.time_remaining())
+        token = str(lease.fencing_token)
+        rows.append((visible(lease.name), state(lease), visible(lease.owner_id), token, duration(since), left))
+    _columns(rows)
+
+
+def details(lease: Lease) -> None:
+    """Print everything the store says about one name."""
+    rows = [
+        ("name", visible(lease.name)),
+        ("state", state(lease) if lease.is_expired() else f"held for another {duration(lease.time_remaining())}"),
+        ("holder" if not lease.is_expired() else "last holder", visible(lease.owner_id)),
+        ("fencing token", str(lease.fencing_token)),
+        ("acquired at", f"{lease.acquired_at:%Y-%m-%d %H:%M:%S %Z}"),
+        ("renewed at", f"{lease.heartbeat_at:%Y-%m-%d %H:%M:%S %Z}"),
+        ("expires at" if not lease.is_expired() else "ended at", f"{lease.expires_at:%Y-%m-%d %H:%M:%S %Z}"),
+        ("transitions", str(lease.transitions)),
+    ]
+    if lease.metadata:
+        rows.append(("metadata", visible(json.dumps(dict(lease.metadata), ensure_ascii=False))))
+    _columns(rows)
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def never_choke() -> None:
+    """Write what the terminal's encoding lacks as an escape instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
