@@ -96,17 +96,16 @@ class MemoryBackend:
 
     Args:
         clock: reads the store's time, in seconds; default: the boot clock. Tests pass a clock that stands still.
+        store: what `another` hands on; everybody else leaves it out and gets a new store.
     """
 
-    def __init__(self, clock: Callable[[], float] = boot_clock.now) -> None:
-        self._store = _Store(clock)
+    def __init__(self, clock: Callable[[], float] = boot_clock.now, *, store: _Store | None = None) -> None:
+        self._store = store or _Store(clock)
         self._closed = False
 
     def another(self) -> MemoryBackend:
         """Return another client of the same store; closing one leaves the others open."""
-        client = type(self)()
-        client._store = self._store
-        return client
+        return type(self)(store=self._store)
 
     def __repr__(self) -> str:
         return f"<MemoryBackend {'closed' if self._closed else 'open'}>"

@@ -1,0 +1,228 @@
+"""The contract suite's only door to a store, and the small world its tests are told in."""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from pglease import clock
+from pglease.backends.base import Backend, Budget
+from pglease.records import (
+    NOTHING,
+    Granted,
+    Held,
+    Lease,
+    Refused,
+    Released,
+    ReleaseOutcome,
+    Renewal,
+    RenewalOutcome,
+    Request,
+)
+
+LONG = 600.0
+"""Seconds of a ttl that does not run out while a test looks."""
+PATIENCE = 10.0
+"""Seconds a verb may take on a store that is well."""
+
+
+class Harness(ABC):
+    """An empty store, and what can be done to it.
+
+    Attributes:
+        tick: seconds of a ttl that a test can wait out. Where `pass_time` takes no time, take a large one (30 s) and no
+            slow machine spoils a test; where it really waits, the smallest that store and machine keep (0.3 s).
+        slack: seconds by which two readings of one duration may differ, since the store's own clock went on meanwhile.
+        racers: how many threads race for a name.
+        model_runs: how many random conversations are compared with the model.
+    """
+
+    tick: float = 0.3
+    slack: float = 5.0
+    racers: int = 30
+    model_runs: int = 20
+
+    @abstractmethod
+    def open(self) -> Backend:
+        """Return another client of the same store. The suite closes it."""
+
+    @abstractmethod
+    def pass_time(self, seconds: float) -> None:
+        """Return when that much time has passed for the store: wait, step its fake clock, or shift back what it noted.
+
+        The suite compares durations within one record (`expires_at - seen_at`), never moments before and after.
+        """
+
+    def break_link(self) -> None:
+        """Make the store unreachable, without a word, for clients opened before and after."""
+        pytest.skip("this store has no link that could break")
+
+    def mend_link(self) -> None:
+        """Make the store reachable again."""
+        pytest.skip("this store has no link that could break")
+
+    def restart(self) -> None:
+        """Stop the store and start it again; what it has written stays."""
+        pytest.skip("this store cannot be restarted")
+
+    @abstractmethod
+    def close(self) -> None:
+        """Take the store away."""
+
+
+def new_id() -> str:
+    """Return a lease id, as the library chooses it for each acquisition."""
+    return secrets.token_hex(16)
+
+
+def budget(seconds: float = PATIENCE) -> Budget:
+    """Return a budget that ends `seconds` from now."""
+    return Budget.of(seconds, clock.now)
+
+
+@dataclass(frozen=True)
+class Hold:
+    """One grant, and what its holder may ask."""
+
+    worker: Worker
+    request: Request
+    lease: Lease
+
+    @property
+    def name(self) -> str:
+        """The name that is held."""
+        return self.request.name
+
+    @property
+    def token(self) -> int:
+        """Its fencing token."""
+        return self.lease.fencing_token
+
+    def renewal(self, ttl: float = LONG) -> Renewal:
+        """Return what a batch asks for this hold."""
+        return Renewal(self.name, self.request.lease_id, ttl)
+
+    def renew(self, ttl: float = LONG) -> RenewalOutcome:
+        """Ask for `ttl` more seconds."""
+        return self.worker.renew(self.renewal(ttl))[0]
+
+    def renewed(self, ttl: float = LONG) -> Lease:
+        """Renew; anything but success fails the test."""
+        outcome = self.renew(ttl)
+        assert isinstance(outcome, Held), outcome
+        return outcome.lease
+
+    def release(self, *, min_hold: float = 0.0) -> ReleaseOutcome:
+        """Give it back."""
+        return self.worker.backend.release(self.name, self.request.lease_id, budget(), min_hold=min_hold)
+
+    def released(self, *, min_hold: float = 0.0) -> None:
+        """Give it back; anything but success fails the test."""
+        outcome = self.release(min_hold=min_hold)
+        assert outcome == Released(), outcome
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Somebody who wants leases: a client of the store, and a label."""
+
+    backend: Backend
+    label: str
+
+    def ask(
+        self,
+        name: str,
+        ttl: float = LONG,
+        *,
+        metadata: Mapping[str, Any] = NOTHING,
+        lease_id: str | None = None,
+        within: float = PATIENCE,
+    ) -> Granted | Refused:
+        """Ask once, each time under a new id unless one is given."""
+        request = Request(name, self.label, lease_id or new_id(), ttl, metadata)
+        return self.backend.try_acquire(request, budget(within))
+
+    def hold(
+        self, name: str, ttl: float = LONG, *, metadata: Mapping[str, Any] = NOTHING, lease_id: str | None = None
+    ) -> Hold:
+        """Ask once; anything but a grant fails the test."""
+        request = Request(name, self.label, lease_id or new_id(), ttl, metadata)
+        answer = self.backend.try_acquire(request, budget())
+        assert isinstance(answer, Granted), answer
+        return Hold(self, request, answer.lease)
+
+    def is_refused(self, name: str) -> Refused:
+        """Ask once; anything but a refusal fails the test."""
+        answer = self.ask(name)
+        assert isinstance(answer, Refused), answer
+        return answer
+
+    def renew(self, *renewals: Renewal) -> list[RenewalOutcome]:
+        """Ask for more time for many holds."""
+        return self.backend.renew(renewals, budget())
+
+    def force(self, name: str, token: int) -> bool:
+        """End whoever holds `name` under `token`."""
+        return self.backend.force_release(name, token, budget())
+
+    def sees(self, name: str) -> Lease:
+        """Read the record; its absence fails the test."""
+        lease = self.backend.get(name, budget())
+        assert lease is not None, f"{name!r} is not known"
+        return lease
+
+    def list(self, prefix: str = "", *, ended: bool = False) -> Sequence[Lease]:
+        """Read the records under `prefix`."""
+        return self.backend.list(prefix, budget(), ended=ended)
+
+    def names(self, prefix: str = "", *, ended: bool = False) -> Sequence[str]:
+        """Read the names under `prefix`."""
+        return [lease.task_name for lease in self.list(prefix, ended=ended)]
+
+    def cleanup(self, older_than: float = 0.0) -> int:
+        """Delete what is over."""
+        return self.backend.cleanup(older_than, budget())
+
+
+class World:
+    """Three workers, each with a client of its own, on one store."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
+        self._opened: list[Backend] = []
+        self.alice, self.bob, self.carol = self.worker("alice"), self.worker("bob"), self.worker("carol")
+
+    @property
+    def tick(self) -> float:
+        """Seconds of a ttl that can be waited out."""
+        return self.harness.tick
+
+    def worker(self, label: str) -> Worker:
+        """Let one more worker in, with a client of its own."""
+        backend = self.harness.open()
+        self._opened.append(backend)
+        return Worker(backend, label)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass for the store."""
+        self.harness.pass_time(seconds)
+
+    def lapsed_hold(self, name: str, worker: Worker | None = None) -> Hold:
+        """Return a hold of alice's (or `worker`'s) whose ttl has run out."""
+        hold = (worker or self.alice).hold(name, self.tick)
+        self.pass_time(1.1 * self.tick)
+        return hold
+
+    def about(self, found: float, wanted: float) -> bool:
+        """Tell whether a duration is what it should be, but for the time that the test itself took."""
+        return wanted - self.harness.slack <= found <= wanted + self.harness.slack
+
+    def close(self) -> None:
+        """Close every client."""
+        for backend in self._opened:
+            backend.close()
