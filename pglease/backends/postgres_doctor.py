@@ -1,6 +1,7 @@
 """What a doctor finds on a PostgreSQL: one `Check` a line, each with what to do.
 
-A check that fails does not keep the others from being made. Only the probe writes, and only where all before it allows leases.
+A check that fails does not keep the others from being made. Only the probe writes, and only where all before it allows
+leases.
 """
 
 from __future__ import annotations
@@ -57,9 +58,11 @@ SELECT pg_catalog.jsonb_build_object(
   'in_recovery', pg_catalog.pg_is_in_recovery(),
   'read_only', pg_catalog.current_setting('transaction_read_only')::boolean,
   'settings', (
-    SELECT pg_catalog.jsonb_object_agg(s.name, s.setting) FROM pg_catalog.pg_settings s WHERE s.name = ANY (%(names)s::text[])),
+    SELECT pg_catalog.jsonb_object_agg(s.name, s.setting) FROM pg_catalog.pg_settings s
+    WHERE s.name = ANY (%(names)s::text[])),
   'first', (
-    SELECT pg_catalog.jsonb_object_agg(s.name, s.reset_val) FROM pg_catalog.pg_settings s WHERE s.name = ANY (%(names)s::text[]))
+    SELECT pg_catalog.jsonb_object_agg(s.name, s.reset_val) FROM pg_catalog.pg_settings s
+    WHERE s.name = ANY (%(names)s::text[]))
 )::text AS server
 """
 
@@ -99,7 +102,7 @@ def diagnose(
     Args:
         lend: lends a connection, the backend's own or a borrowed one.
         names: where the tables are, with or without a schema.
-        probe: acquires and releases `PROBE_NAME` once; None leaves that out. It is not called where leases cannot be kept.
+        probe: acquires and releases `PROBE_NAME` once; None leaves that out. Not called where leases cannot be kept.
         ttl: seconds, the lease length that the server's time-outs are compared with; 60 as everywhere.
     """
     started = time.perf_counter()
@@ -177,7 +180,7 @@ def _writable(server: _Server) -> Check:
 def _pooler(server: _Server) -> Check:
     if server.pid_of_connection in (None, server.pid):
         return Check("pooler", "ok", "no sign of one")
-    text = "a pooler stands in between, perhaps in transaction mode: leases work, the hybrid backend and prompt wake-ups do not"
+    text = "a pooler stands in between: in transaction mode leases work, hybrid and prompt wake-ups do not"
     return Check("pooler", "warn", text, "connect directly for those")
 
 
@@ -215,8 +218,8 @@ def _search_path(server: _Server) -> Check:
 
 def _about_time(server: _Server, ttl: float) -> Iterator[Check]:
     direction = "ahead of" if server.ahead >= 0 else "behind"
-    text = f"the server is {_short(abs(server.ahead))} {direction} this host (± {_short(server.round_trip / 2)}); leases do not care"
-    yield Check("clock", "ok", text)
+    text = f"the server is {_short(abs(server.ahead))} {direction} this host (± {_short(server.round_trip / 2)})"
+    yield Check("clock", "ok", f"{text}; leases do not care")
     yield from _timeouts(server, ttl)
     yield _keepalives(server, ttl)
 
@@ -259,8 +262,8 @@ def _about_tables(seen: Look) -> Iterator[Check]:
     table = [each for each in found if not each.about_index]
     yield from (_as_check("table", each) for each in table)
     if not any(each.blocks for each in table) and seen.mark is not None:
-        mark = f"layout {seen.mark.version}, protocol {seen.mark.protocol}, tokens of new names above {seen.mark.token_floor}"
-        yield Check("table", "ok", f"{seen.shown}: {mark}")
+        mark = f"layout {seen.mark.version}, protocol {seen.mark.protocol}"
+        yield Check("table", "ok", f"{seen.shown}: {mark}, new names start above token {seen.mark.token_floor}")
     if seen.table is None or seen.is_foreign:
         return
     yield from (_as_check("indexes", each) for each in indexes)

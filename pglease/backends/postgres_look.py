@@ -1,7 +1,7 @@
 """What PostgreSQL's catalogs say about our tables, and what of it is missing or odd. Looking changes nothing.
 
-The first look names no table of ours, so that one which is missing makes no error in the server's log, and it needs no right
-on them. Schema, apply, diff and doctor all read from it.
+The first look names no table of ours, so that one which is missing makes no error in the server's log, and it needs no
+right on them. Schema, apply, diff and doctor all read from it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ STORAGE = {
     "vacuum_truncate": "off",
 }
 
-# Where our tables are: in the schema that was asked for, else in the first one of the search path that has a relation of this
-# name, else in the first one where it would be made. Temporary tables do not count.
+# Where our tables are: in the schema that was asked for, else in the first one of the search path that has a relation
+# of this name, else in the first one where it would be made. Temporary tables do not count.
 _LOOK = """
 WITH path AS MATERIALIZED (
   SELECT s.name, s.place FROM pg_catalog.unnest(pg_catalog.current_schemas(false)) WITH ORDINALITY AS s(name, place)
@@ -64,13 +64,15 @@ WITH path AS MATERIALIZED (
       FROM pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS r(name)),
     'columns', (
       SELECT pg_catalog.jsonb_object_agg(a.attname, pg_catalog.jsonb_build_object(
-        'type', pg_catalog.format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull, 'collation', l.collname,
+        'type', pg_catalog.replace(pg_catalog.format_type(a.atttypid, a.atttypmod), 'pg_catalog.', ''),
+        'not_null', a.attnotnull, 'collation', l.collname,
         'optional', NOT a.attnotnull OR a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> ''))
       FROM pg_catalog.pg_attribute a LEFT JOIN pg_catalog.pg_collation l ON l.oid = a.attcollation
       WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
     'indexes', (
       SELECT pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
-        'name', x.relname, 'key', i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL,
+        'name', x.relname,
+        'key', i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL,
         'columns', (
           SELECT pg_catalog.jsonb_agg(a.attname) FROM pg_catalog.pg_attribute a
           WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey)),
@@ -301,6 +303,7 @@ def _odd_indexes(seen: Look) -> Iterator[Finding]:
     assert seen.table is not None
     for index in seen.table["indexes"] or ():
         if changing := sorted(CHANGING & set(index["touches"] or ())):
-            text = f"the index {index['name']} on {', '.join(changing)} makes every heartbeat rewrite all indexes (no HOT updates)"
+            where = f"the index {index['name']} on {', '.join(changing)}"
+            text = f"{where} makes every heartbeat rewrite all indexes (no HOT updates)"
             drop = f'DROP INDEX CONCURRENTLY "{seen.names.schema}"."{index["name"]}"'
             yield Finding(text, drop, about_index=True)

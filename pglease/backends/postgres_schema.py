@@ -1,7 +1,7 @@
 """The tables: found, made, upgraded, compared and granted.
 
-One script makes and upgrades them, for every number of processes at once: the same text is run by the first use of a backend,
-by `pglease schema apply`, by a DBA with psql, and by the Django and Alembic migrations.
+One script makes and upgrades them, for every number of processes at once: the same text is run by the first use of a
+backend, by `pglease schema apply`, by a DBA with psql, and by the Django and Alembic migrations.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _PREPARE = """
 SELECT pg_catalog.set_config('lock_timeout', '5s', true), pg_catalog.set_config('search_path', 'pg_catalog', true),
        pg_catalog.set_config('pglease.force', %(force)s::text, true)
 """
-"""For the transaction alone. With this search path nothing in the script can be shadowed: our tables are named with their
-schema. The lock time-out keeps a start from waiting for ever behind somebody's open migration."""
+"""For the transaction alone. With this search path nothing in the script can be shadowed: our tables are named with
+their schema. The lock time-out keeps a start from waiting for ever behind somebody's open migration."""
 
 # Whether a client of 0.0.x was seen within its ttl, by the server's clock.
 _RUNNING = """
@@ -50,7 +50,8 @@ _CREATE_SCHEMA = """
 def ensure(link: Link, names: TableNames, *, create: bool) -> TableNames:
     """Return the names with their schema once the tables are fit for use; make or upgrade them if `create`.
 
-    When everything is in order this only reads, and needs no right but SELECT. Safe for any number of processes at once.
+    When everything is in order this only reads, and needs no right but SELECT. Any number of processes may call it at
+    once.
 
     Raises:
         BackendMisconfigured: with what mends it; nothing was changed.
@@ -74,7 +75,7 @@ def apply(link: Link, names: TableNames, *, force: bool = False) -> list[str]:
     Args:
         link: a connection of a role that may create there, or owns the tables.
         names: where.
-        force: upgrade a 0.0.x table although a lease in it still runs. Its holder's clients then write beside ours, by their
+        force: upgrade a 0.0.x table although a lease in it still runs. Such clients then write beside ours, by their
             own clock, and may delete rows.
 
     Raises:
@@ -118,8 +119,8 @@ def grants(
     Args:
         names: where the tables are.
         app: acquires, renews and releases.
-        guard: runs only the guard inside its own transactions. Locking a row takes UPDATE on one column; `heartbeat_at` is the
-            one that decides nothing.
+        guard: runs only the guard inside its own transactions. Locking a row takes UPDATE on one column; `heartbeat_at`
+            is the one that decides nothing.
         cleanup: `cleanup_expired`.
         read_only: `list`, `show`, `watch`, exporters.
     """
@@ -211,7 +212,7 @@ def _missing(seen: Look, *, create: bool) -> str:
     if not create:
         return f"the table {seen.shown} is missing: run `pglease schema apply` (automatic creation is off)"
     if seen.read_only:
-        return f"the table {seen.shown} is missing and this session is read-only: run `pglease schema apply` on the primary"
+        return f"the table {seen.shown} is missing and this session is read-only: `pglease schema apply` on the primary"
     if not seen.schema_exists:
         advice = f'CREATE SCHEMA "{seen.names.schema}" AUTHORIZATION {quoted(seen.role)}'
         return f"the schema {seen.names.schema} is missing and the role {seen.role} may not create it: {advice}"
@@ -225,8 +226,8 @@ def _missing(seen: Look, *, create: bool) -> str:
 def _published(link: Link, seen: Look) -> str:
     if running := _running(link, seen):
         return (
-            f"{seen.shown} is a table of pglease 0.0.x, and its lease {running} still runs: stop the 0.0.x clients, or run "
-            "`pglease schema apply --force`"
+            f"{seen.shown} is a table of pglease 0.0.x, and its lease {running} still runs: "
+            "stop the 0.0.x clients, or run `pglease schema apply --force`"
         )
     assert seen.table is not None
     owner = seen.table["owner"]

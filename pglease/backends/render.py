@@ -1,4 +1,4 @@
-"""What people copy into their own migrations, rendered from the package: `python -m pglease.backends.render [directory]`.
+"""What people copy into their own migrations: `python -m pglease.backends.render [directory]` writes it.
 
 The SQL is one text, made in `postgres_schema`; the files under the top-level `migrations/` are it, in three wrappings.
 """
@@ -20,8 +20,8 @@ DROP TABLE IF EXISTS {leases};
 _DJANGO = '''\
 """The lease table of pglease. Copy this file into the migrations of one of your apps and adjust `dependencies`.
 
-No model stands behind it, so `makemigrations` leaves the table alone. Running it where the table exists already is harmless;
-a table of pglease 0.0.x is upgraded in place.
+No model stands behind it, so `makemigrations` leaves the table alone. Running it where the table exists already is
+harmless; a table of pglease 0.0.x is upgraded in place.
 """
 
 from django.db import migrations
@@ -42,9 +42,9 @@ class Migration(migrations.Migration):
 _ALEMBIC = '''\
 """The lease table of pglease.
 
-Copy this file into your versions directory and set `down_revision`. Running it where the table exists already is harmless; a
-table of pglease 0.0.x is upgraded in place. Autogenerate writes `drop_table` for tables it has no model of: leave ours out
-with `include_name` in env.py.
+Copy this file into your versions directory and set `down_revision`. Running it where the table exists already is
+harmless; a table of pglease 0.0.x is upgraded in place. Autogenerate writes `drop_table` for tables it has no model of:
+leave ours out with `include_name` in env.py.
 """
 
 from alembic import op

@@ -1,13 +1,14 @@
 -- pglease, layout 1: the lease table, and beside it one row with the version mark and the token floor.
 --
--- Safe to run again, and beside any number of others that run it. It makes what is missing, upgrades a table of pglease 0.0.x
--- in place, and refuses a table that is not ours. It also refuses a 0.0.x table with a lease that still runs: such clients
--- write by their own clock and delete rows. Stop them, or accept that:  SET pglease.force = 'on';
+-- Safe to run again, and beside any number of others that run it. It makes what is missing, upgrades a table of
+-- pglease 0.0.x in place, and refuses a table that is not ours. It also refuses a 0.0.x table with a lease that still
+-- runs: such clients write by their own clock and delete rows. Stop them, or accept that:  SET pglease.force = 'on';
 DO $pglease$
 DECLARE
     as_published CONSTANT text[] := ARRAY[
         'task_name text', 'task_name character varying', 'owner_id text', 'owner_id character varying',
-        'acquired_at timestamp with time zone', 'expires_at timestamp with time zone', 'heartbeat_at timestamp with time zone'];
+        'acquired_at timestamp with time zone', 'expires_at timestamp with time zone',
+        'heartbeat_at timestamp with time zone'];
     is_new boolean := false;
     is_published boolean := false;
     live bigint := 0;
@@ -19,9 +20,10 @@ BEGIN
 {create_schema}
     IF pg_catalog.to_regclass('{leases}') IS NULL THEN
         is_new := true;
-        -- The second key makes a takeover a change of a key and a heartbeat not one: so a guard's FOR KEY SHARE lets heartbeats
-        -- through and keeps takeovers out. No index on expires_at or heartbeat_at, and room on each page: heartbeats stay HOT.
-        -- Vacuum often, since the table is small and busy, and never truncate it, since that stops every renewal meanwhile.
+        -- The second key makes a takeover a change of a key and a heartbeat not one: so a guard's FOR KEY SHARE lets
+        -- heartbeats through and keeps takeovers out. No index on expires_at or heartbeat_at, and room on each page:
+        -- heartbeats stay HOT. Vacuum often, since the table is small and busy, and never truncate it, since that stops
+        -- every renewal meanwhile.
         CREATE TABLE {leases} (
             task_name     text COLLATE "C" NOT NULL PRIMARY KEY,
             owner_id      text NOT NULL,
@@ -48,11 +50,13 @@ BEGIN
         END IF;
         is_published := NOT EXISTS (
             SELECT 1 FROM pg_catalog.pg_attribute a
-            WHERE a.attrelid = pg_catalog.to_regclass('{leases}') AND a.attname = 'fencing_token' AND NOT a.attisdropped);
+            WHERE a.attrelid = pg_catalog.to_regclass('{leases}') AND a.attname = 'fencing_token'
+              AND NOT a.attisdropped);
     END IF;
 
     IF is_published THEN
-        LOCK TABLE {leases} IN ACCESS EXCLUSIVE MODE;  -- before looking, or a 0.0.x client could slip in between
+        -- Locked before looking, or a 0.0.x client could slip in between.
+        LOCK TABLE {leases} IN ACCESS EXCLUSIVE MODE;
         SELECT count(*) INTO live FROM {leases} WHERE expires_at > pg_catalog.clock_timestamp();
         IF live > 0 AND pg_catalog.current_setting('pglease.force', true) IS DISTINCT FROM 'on' THEN
             RAISE EXCEPTION USING ERRCODE = '55000',
@@ -70,8 +74,8 @@ BEGIN
         );
         COMMENT ON TABLE {meta} IS 'pglease: version mark, and the token that new names start above';
     ELSIF (SELECT count(*) FROM pg_catalog.pg_attribute a
-           WHERE a.attrelid = pg_catalog.to_regclass('{meta}') AND a.attname IN ('one', 'version', 'protocol', 'token_floor')
-             AND NOT a.attisdropped) <> 4 THEN
+           WHERE a.attrelid = pg_catalog.to_regclass('{meta}') AND NOT a.attisdropped
+             AND a.attname IN ('one', 'version', 'protocol', 'token_floor')) <> 4 THEN
         RAISE EXCEPTION USING ERRCODE = '55000',
             MESSAGE = 'the table {table}_meta is not ours; nothing was changed',
             HINT = 'choose another table_name or schema';
@@ -79,13 +83,14 @@ BEGIN
     SELECT m.token_floor INTO old_floor FROM {meta} m;
 
     IF is_new OR is_published THEN
-        -- A floor without its leases, or leases that lost their tokens: what was granted is not known any more, so new tokens
-        -- start above all of it, in the next epoch (the upper half of a token). A first upgrade starts at 1 when old clients may
-        -- still delete rows, so that a row that comes back does not repeat its token.
+        -- A floor without its leases, or leases that lost their tokens: what was granted is not known any more, so new
+        -- tokens start above all of it, in the next epoch (the upper half of a token). A first upgrade starts at 1 when
+        -- old clients may still delete rows, so that a row that comes back does not repeat its token.
         new_floor := CASE WHEN old_floor IS NOT NULL THEN (least(old_floor >> 32, 2147483646) + 1) << 32
                           WHEN live > 0 THEN 1 ELSE 0 END;
     ELSIF old_floor IS NULL THEN
-        SELECT (least(coalesce(max(l.fencing_token), 0) >> 32, 2147483646) + 1) << 32 INTO new_floor FROM {leases} l;
+        SELECT (least(coalesce(max(l.fencing_token), 0) >> 32, 2147483646) + 1) << 32 INTO new_floor
+        FROM {leases} l;
     ELSE
         new_floor := old_floor;
     END IF;
@@ -97,14 +102,16 @@ BEGIN
         ALTER TABLE {leases}
             ALTER COLUMN task_name TYPE text COLLATE "C",
             ALTER COLUMN owner_id TYPE text, ALTER COLUMN owner_id SET NOT NULL,
-            ALTER COLUMN acquired_at SET NOT NULL, ALTER COLUMN expires_at SET NOT NULL, ALTER COLUMN heartbeat_at SET NOT NULL,
+            ALTER COLUMN acquired_at SET NOT NULL,
+            ALTER COLUMN expires_at SET NOT NULL,
+            ALTER COLUMN heartbeat_at SET NOT NULL,
             ADD COLUMN IF NOT EXISTS lease_id uuid,
             ADD COLUMN fencing_token bigint,
             ADD COLUMN IF NOT EXISTS transitions bigint NOT NULL DEFAULT 0,
             ADD COLUMN IF NOT EXISTS metadata jsonb,
             SET ({storage});
-        -- Each row is the trace of one hold, so its token is the first. A hold that still runs keeps its end, under an id that
-        -- nobody has, so that it is respected until then; one that is over is free.
+        -- Each row is the trace of one hold, so its token is the first. A hold that still runs keeps its end, under an id
+        -- that nobody has, so that it is respected until then; one that is over is free.
         UPDATE {leases} SET fencing_token = greatest(new_floor, 1),
             lease_id = CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN pg_catalog.gen_random_uuid() END;
         ALTER TABLE {leases} ALTER COLUMN fencing_token SET NOT NULL,

@@ -1,0 +1,331 @@
+"""A doctor says what is wrong, what to do, and goes on looking."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from pglease.backends import postgres_doctor as doctor
+from pglease.backends import postgres_schema as schema
+from pglease.backends.checks import Check
+from pglease.backends.postgres_link import Link
+from pglease.errors import BackendUnavailable
+from pglease.schema import table_names
+
+NAMES = table_names()
+
+Lend = Callable[[], AbstractContextManager[Link]]
+
+
+@contextmanager
+def linked(dsn: str, **options: Any) -> Iterator[Link]:
+    with psycopg.connect(dsn, autocommit=True, **options) as connection:
+        yield Link(connection)
+
+
+def lending(dsn: str, **options: Any) -> Lend:
+    return lambda: linked(dsn, **options)
+
+
+@contextmanager
+def made(dsn: str) -> Iterator[Link]:
+    with linked(dsn) as link:
+        schema.ensure(link, NAMES, create=True)
+        yield link
+
+
+def found(checks: list[Check], name: str) -> Check:
+    """The gravest check of that name."""
+    return max(
+        (each for each in checks if each.name == name), key=lambda each: ("ok", "warn", "fail").index(each.status)
+    )
+
+
+def visit(lend: Lend, probe: Callable[[], None] | None = None) -> list[Check]:
+    return list(doctor.diagnose(lend, NAMES, probe))
+
+
+@pytest.fixture
+def server(dsn: str) -> doctor._Server:
+    with linked(dsn) as link:
+        return doctor._ask(link)
+
+
+EVERYTHING = {
+    "reachable", "server version", "primary", "pooler", "durability", "isolation", "encoding", "search_path", "clock",
+    "time-outs", "keepalives", "table", "indexes", "rights", "HOT updates", "vacuum", "acquire and release",
+}  # fmt: skip
+
+
+def test_where_all_is_well_nothing_fails_and_everything_was_looked_at(dsn: str) -> None:
+    probes = []
+    with made(dsn):
+        checks = visit(lending(dsn), lambda: probes.append(1))
+
+    assert {each.name for each in checks} == EVERYTHING
+    assert [each for each in checks if each.status == "fail"] == []
+    assert [each for each in checks if each.status != "ok"] == [each for each in checks if each.remedy]
+    assert probes == [1]
+
+
+def test_an_unreachable_server_is_all_there_is_to_say(dsn: str) -> None:
+    @contextmanager
+    def lend() -> Iterator[Link]:
+        raise BackendUnavailable("PostgreSQL cannot be reached: refused")
+        yield
+
+    (check,) = visit(lend, lambda: pytest.fail("probed"))
+
+    assert (check.name, check.status) == ("reachable", "fail")
+    assert "cannot be reached" in check.text
+    assert check.remedy
+
+
+def test_a_missing_table_fails_and_is_not_made(dsn: str) -> None:
+    checks = visit(lending(dsn), lambda: pytest.fail("probed"))
+
+    assert found(checks, "table") == Check(
+        "table", "fail", "the table public.pglease_leases is missing", "pglease schema apply"
+    )
+    assert found(checks, "acquire and release").status == "warn"
+    with linked(dsn) as link:
+        assert schema.look(link, NAMES).table is None
+
+
+def test_a_table_that_is_not_ours_fails(dsn: str) -> None:
+    with linked(dsn) as link:
+        link.script("CREATE TABLE pglease_leases (id int)")
+
+    assert found(visit(lending(dsn)), "table").status == "fail"
+
+
+def test_an_unknown_protocol_fails(dsn: str) -> None:
+    with made(dsn) as link:
+        link.script("UPDATE pglease_leases_meta SET protocol = 99")
+
+    check = found(visit(lending(dsn)), "table")
+
+    assert check.status == "fail"
+    assert "protocol 99" in check.text
+
+
+def test_an_unlogged_table_is_warned_of(dsn: str) -> None:
+    with made(dsn) as link:
+        link.script("ALTER TABLE pglease_leases SET UNLOGGED")
+
+    check = found(visit(lending(dsn)), "table")
+
+    assert (check.status, check.remedy) == ("warn", 'ALTER TABLE "public"."pglease_leases" SET LOGGED')
+
+
+def test_an_index_on_changing_columns_is_pointed_at(dsn: str) -> None:
+    with made(dsn) as link:
+        link.script("CREATE INDEX idx_pglease_expires_at ON pglease_leases (expires_at)")
+
+    check = found(visit(lending(dsn)), "indexes")
+
+    assert (check.status, check.remedy) == ("warn", 'DROP INDEX CONCURRENTLY "public"."idx_pglease_expires_at"')
+
+
+@pytest.mark.parametrize(
+    ("granted", "statuses", "remedies"),
+    [
+        ("SELECT", ["ok", "fail", "warn"], 'GRANT INSERT, UPDATE ON "public"."pglease_leases" TO "{role}"'),
+        ("SELECT, INSERT, UPDATE", ["ok", "ok", "warn"], 'GRANT DELETE ON "public"."pglease_leases" TO "{role}"'),
+    ],
+)
+def test_each_verbs_rights_are_named_with_their_grant(
+    dsn: str, granted: str, statuses: list[str], remedies: str
+) -> None:
+    name = f"role_{uuid.uuid4().hex}"
+    with made(dsn) as link:
+        link.script(f"CREATE ROLE {name}; GRANT {granted} ON pglease_leases TO {name}")
+        link.script(f"GRANT SELECT ON pglease_leases_meta TO {name}; SET ROLE {name}")
+        try:
+            checks = [each for each in visit(lambda: lent(link)) if each.name == "rights"]
+        finally:
+            link.script(f"RESET ROLE; DROP OWNED BY {name}; DROP ROLE {name}")
+
+    assert [each.status for each in checks] == statuses
+    lacking = next(each for each in checks if each.status != "ok")
+    assert lacking.remedy.startswith(remedies.format(role=name))
+
+
+@contextmanager
+def lent(link: Link) -> Iterator[Link]:
+    yield link
+
+
+def test_a_read_only_session_fails(dsn: str) -> None:
+    with made(dsn):
+        checks = visit(lending(dsn, options="-c default_transaction_read_only=on"), lambda: pytest.fail("probed"))
+
+    assert found(checks, "primary").status == "fail"
+    assert "default_transaction_read_only" in found(checks, "primary").text
+
+
+def test_a_replica_fails(server: doctor._Server) -> None:
+    check = doctor._writable(replace(server, in_recovery=True))
+
+    assert (check.status, check.remedy) == ("fail", "connect to the primary")
+
+
+def test_an_old_server_fails(server: doctor._Server) -> None:
+    assert doctor._version(replace(server, version="13.9", version_number=130009)).status == "fail"
+
+
+def test_a_pooler_shows_by_the_process_it_claims(dsn: str) -> None:
+    with linked(dsn) as link:
+        pooled = Link(SimpleNamespace(cursor=link.connection.cursor, info=SimpleNamespace(backend_pid=1)))
+
+        check = found(visit(lambda: lent(pooled)), "pooler")
+
+    assert check.status == "warn"
+    assert "hybrid" in check.text
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "word"),
+    [
+        ("synchronous_commit=off", "durability", "synchronous_commit is off"),
+        ("search_path=public,pg_catalog", "search_path", "public stands before pg_catalog"),
+        ("statement_timeout=200", "time-outs", "statement_timeout is 200 ms"),
+        ("lock_timeout=20", "time-outs", "lock_timeout is 20 ms"),
+        ("idle_session_timeout=5s", "time-outs", "idle_session_timeout is 5 s"),
+    ],
+)
+def test_a_setting_that_harms_is_warned_of(
+    server: doctor._Server, dsn: str, setting: str, name: str, word: str
+) -> None:
+    with made(dsn):
+        kept = lending(dsn, options=f"-c {setting}")
+        checks = visit(kept if name != "durability" else fsynced(kept))
+
+    assert found(checks, name).status == "warn"
+    assert word in found(checks, name).text
+    assert found(checks, name).remedy
+
+
+def fsynced(lend: Lend) -> Lend:
+    """Test servers run without fsync, which is the graver thing to say."""
+
+    @contextmanager
+    def lend_one() -> Iterator[Link]:
+        with lend() as link:
+            rows = link.rows
+            plain = SimpleNamespace(
+                connection=link.connection,
+                rows=lambda sql, params=None: [
+                    tuple(
+                        part.replace('"fsync": "off"', '"fsync": "on"') if isinstance(part, str) else part
+                        for part in row
+                    )
+                    for row in rows(sql, params)
+                ],
+            )
+            yield plain  # type: ignore[misc]
+
+    return lend_one
+
+
+def test_another_default_isolation_is_nothing_to_worry_about(dsn: str) -> None:
+    with made(dsn):
+        check = found(visit(lending(dsn, options="-c default_transaction_isolation=serializable")), "isolation")
+
+    assert (check.status, check.text) == ("ok", "the default is serializable; leases use read committed all the same")
+
+
+def test_an_encoding_that_cannot_hold_every_name_is_warned_of(dsn: str) -> None:
+    name = f"latin_{uuid.uuid4().hex}"
+    with linked(dsn) as link:
+        link.script(f"CREATE DATABASE {name} ENCODING LATIN1 TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+        try:
+            checks = visit(lending(make_conninfo(dsn, dbname=name)))
+        finally:
+            link.script(f"DROP DATABASE {name}")
+
+    assert found(checks, "encoding").status == "warn"
+    assert "LATIN1" in found(checks, "encoding").text
+
+
+def test_the_clock_is_told_and_never_judged(server: doctor._Server) -> None:
+    checks = list(doctor._about_time(replace(server, ahead=3600.0), 60.0))
+
+    assert found(checks, "clock").status == "ok"
+    assert "60 min ahead of this host" in found(checks, "clock").text
+
+
+@pytest.mark.parametrize(
+    ("updates", "hot", "status"), [(0, 0, "ok"), (500, 0, "ok"), (5000, 4990, "ok"), (5000, 10, "warn")]
+)
+def test_few_hot_updates_are_warned_of_once_there_are_many(updates: int, hot: int, status: str) -> None:
+    assert doctor._hot(updates, hot).status == status
+
+
+def test_dead_rows_and_a_missing_autovacuum_are_warned_of(server: doctor._Server) -> None:
+    without = replace(server, settings={**server.settings, "autovacuum": "off"})
+    with_it = replace(server, settings={**server.settings, "autovacuum": "on"})
+
+    assert doctor._bloat(with_it, 10, 100, 8192).status == "ok"
+    assert doctor._bloat(with_it, 10, 50_000, 1 << 23).status == "warn"
+    assert doctor._bloat(without, 10, 100, 8192).text.startswith("autovacuum is off")
+
+
+def test_a_probe_that_fails_is_told_and_not_raised(dsn: str) -> None:
+    def probe() -> None:
+        raise BackendUnavailable("PostgreSQL: too slow")
+
+    with made(dsn):
+        check = visit(lending(dsn), probe)[-1]
+
+    assert check == Check("acquire and release", "fail", "PostgreSQL: too slow")
+
+
+def test_a_check_that_cannot_be_made_does_not_keep_the_others_from_it(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_SERVER", "SELECT nonsense")
+    monkeypatch.setattr(doctor, "_USE", "SELECT nonsense")
+    with made(dsn):
+        checks = visit(lending(dsn))
+
+    assert found(checks, "server").status == "fail"
+    assert found(checks, "table").status == "ok"
+    assert found(checks, "use").status == "warn"
+
+
+def test_it_works_on_borrowed_connections_of_psycopg2(dsn: str) -> None:
+    psycopg2 = pytest.importorskip("psycopg2")
+    with made(dsn):
+        connection = psycopg2.connect(dsn)
+        try:
+            checks = visit(lambda: lent(Link(connection, in_transactions=True)))
+        finally:
+            connection.close()
+
+    assert [each for each in checks if each.status == "fail"] == []
+    assert found(checks, "pooler").status == "ok"
+
+
+def test_looking_changes_nothing(dsn: str) -> None:
+    with made(dsn):
+        assert [each.status for each in visit(lending(dsn, options="-c default_transaction_read_only=on"))].count(
+            "fail"
+        ) == 1
+
+
+def test_no_secret_is_told(dsn: str) -> None:
+    password = psycopg.conninfo.conninfo_to_dict(dsn).get("password")
+    with made(dsn):
+        checks = visit(lending(dsn))
+
+    assert password
+    assert not [each for each in checks if str(password) in f"{each}"]
