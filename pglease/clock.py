@@ -7,12 +7,10 @@ that lapsed hours ago. CLOCK_BOOTTIME goes on counting. Elsewhere (macOS, Window
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
-if hasattr(time, "CLOCK_BOOTTIME"):
-
-    def now(_clock: int = time.CLOCK_BOOTTIME, _read=time.clock_gettime) -> float:  # type: ignore[no-untyped-def]
-        """Return the seconds since boot."""
-        return _read(_clock)  # type: ignore[no-any-return]
-
-else:  # macOS and Windows
-    now = time.monotonic
+now: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
+"""Return the seconds since boot."""

@@ -64,7 +64,7 @@ class Hold:
         self.max_until = float("inf") if wanted.max_hold is None else term.sent_at + wanted.max_hold
         self.loss: Loss | None = None
         self.trouble: Exception | None = None
-        self.lost = threading.Event()
+        self._lost: threading.Event | None = None
         self.ended = False
         self.settled = False
         self.handle: weakref.ref[HeldLease] | None = None
@@ -83,6 +83,21 @@ class Hold:
     def held(self) -> bool:
         """Tell whether this process may still act. Computed, so it needs no thread to turn false in time."""
         return not self.ended and self.loss is None and clock.now() < self.due
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set once it is lost. Made when somebody asks: most holds end without."""
+        with self._lock:
+            if self._lost is None:
+                self._lost = threading.Event()
+                if self.loss is not None:
+                    self._lost.set()
+            return self._lost
+
+    def _note(self, loss: Loss) -> None:
+        self.loss = loss
+        if self._lost is not None:
+            self._lost.set()
 
     def remaining(self) -> float:
         """Return the seconds this process may still act."""
@@ -116,8 +131,7 @@ class Hold:
         with self._lock:
             if self.over:
                 return False
-            self.loss = loss
-            self.lost.set()
+            self._note(loss)
         self.keeper.lost(self, loss)
         return True
 
@@ -139,8 +153,7 @@ class Hold:
             if self.loss is not None:
                 return
             self.ended = False
-            self.loss = loss
-            self.lost.set()
+            self._note(loss)
         self.keeper.lost(self, loss)
 
     def current_loss(self) -> Loss | None:
@@ -161,10 +174,12 @@ class Hold:
     def forget(self, loss: Loss) -> None:
         """In a forked child: it is the parent's. Locks are replaced, nobody is told."""
         self._lock = threading.RLock()
-        self.lost = threading.Event()
+        if self._lost is not None:
+            self._lost = threading.Event()  # its own lock may be held by a thread that is not here
+            if self.loss is not None:
+                self._lost.set()
         if not self.over:
-            self.loss = loss
-        self.lost.set()
+            self._note(loss)
 
 
 @final

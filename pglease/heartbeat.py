@@ -263,8 +263,10 @@ class HeartbeatManager:
     def _listen(self) -> bool:
         """Sleep until something is due or somebody says something; False when it is time to end."""
         with self._lock:
-            self._wakes_at = self._schedule.next_at()
-        left = self._wakes_at - clock.now()
+            due, now = self._schedule.next_at(), clock.now()
+            # A wake-up once planned is kept even if its lease is gone, so that short holds do not disturb us one by one.
+            self._wakes_at = min(due, self._wakes_at) if self._wakes_at > now else due
+            left = self._wakes_at - now
         try:
             message = self._messages.get(timeout=None if left == float("inf") else max(0.0, left))
         except queue.Empty:

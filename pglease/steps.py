@@ -7,16 +7,14 @@ generators serve threads and event loops.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pglease.errors import BackendUnavailable
 from pglease.records import Granted, Refused, Request
 from pglease.term import Term
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """Ask the store: `verb(*args)`, for at most `seconds`."""
 
     verb: str
@@ -24,15 +22,13 @@ class Call:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """Let `seconds` pass, or less if there is a reason to wake up."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What a step came to.
 
     Attributes:
@@ -54,8 +50,7 @@ LAST_LOOK = 0.02
 Step: TypeAlias = Call | Wait
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
+class Patience(NamedTuple):
     """How long to go on asking.
 
     Attributes:

@@ -87,8 +87,11 @@ class Watchdog:
                     for thing in late:
                         del self._watched[thing]
                     return late
-                self._wakes_at = min((thing.due for thing in self._watched), default=float("inf"))
-                self._changed.wait(min(self._wakes_at - now, LONGEST_NAP) if self._watched else None)
+                earliest = min((thing.due for thing in self._watched), default=float("inf"))
+                # An alarm once set is kept even if what it was for is gone: otherwise every short conversation would set it
+                # anew, and disturbing this thread each time would cost more than the conversation.
+                self._wakes_at = min(earliest, self._wakes_at) if self._wakes_at > now else earliest
+                self._changed.wait(None if self._wakes_at == float("inf") else min(self._wakes_at - now, LONGEST_NAP))
 
 
 _watchdog = Watchdog()

@@ -19,7 +19,7 @@ from pglease import forks, watchdog
 from pglease.backends.base import Budget
 from pglease.backends.postgres_dsn import Dsn
 from pglease.backends.postgres_errors import COLUMNS_CHANGED, STALE_PREPARED, is_transport, translated
-from pglease.backends.postgres_link import Link, Row
+from pglease.backends.postgres_link import Link
 from pglease.errors import (
     BackendClosed,
     BackendError,
@@ -64,44 +64,38 @@ class Connections(Protocol):
         """Close what was opened here."""
 
 
-class _Cutoff:
-    """Shuts one socket when its conversation is overdue. Any number of them cost the watchdog a dictionary entry each."""
+class Cutoff:
+    """Shuts one connection's socket when a conversation is overdue. Costs the watchdog a dictionary entry."""
 
-    __slots__ = ("_done", "_fd", "_lock", "due", "fired")
+    __slots__ = ("_armed", "_fd", "_lock", "due", "fired")
 
-    def __init__(self, fd: int, due: float) -> None:
+    def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._lock = threading.Lock()  # between us and the watchdog: once done, the number may be another socket's
-        self._done = False
-        self.due = due
+        self._lock = threading.Lock()  # between us and the watchdog: once disarmed, the number may be another socket's
+        self._armed = False
+        self.due = 0.0
         self.fired = False
 
-    def overdue(self) -> None:
+    def arm(self, due: float) -> None:
+        """Shut the socket at `due`, unless disarmed before."""
+        self.due = due
+        self._armed = True
+        watchdog.watch(self)
+
+    def disarm(self) -> None:
+        """Let the socket be."""
+        watchdog.forget(self)
         with self._lock:
-            if self._done:
+            self._armed = False
+
+    def overdue(self) -> None:
+        """Shut the socket. `shutdown` wakes whoever waits on it, which `close` would not."""
+        with self._lock:
+            if not self._armed:
                 return
             self.fired = True
             with socket.socket(fileno=os.dup(self._fd)) as twin:
                 twin.shutdown(socket.SHUT_RDWR)
-
-    def done(self) -> None:
-        watchdog.forget(self)
-        with self._lock:
-            self._done = True
-
-
-class OwnLink(Link):
-    """One of our own connections; its cursor is kept, since making one costs as much as reading a row."""
-
-    __slots__ = ("_cursor",)
-
-    def __init__(self, connection: Any, *, in_transactions: bool) -> None:
-        super().__init__(connection, in_transactions=in_transactions)
-        self._cursor = connection.cursor()
-
-    def _rows(self, statement: str, params: Any) -> list[Row]:
-        cursor = self._cursor.execute(statement, params)
-        return cursor.fetchall() if cursor.description else []
 
 
 class Report:
@@ -146,45 +140,50 @@ class OwnConnections:
         """Whether a transaction pooler was seen between us and the server."""
         return self._report.pooler
 
-    @contextmanager
-    def lend(self, budget: Budget, *, reserved: bool = False) -> Iterator[Link]:
+    def lend(self, budget: Budget, *, reserved: bool = False) -> AbstractContextManager[Link]:
         """See `Connections.lend`."""
-        if reserved:
-            with self._lend(budget) as link:
-                yield link
-            return
-        if not self._places.acquire(timeout=max(0.0, budget.left())):
-            raise BackendUnavailable(f"no connection was free in time: all {self.pool_size} of the pool are in use")
+        return _Loan(self, budget, reserved=reserved)
+
+    def take(self, budget: Budget, *, reserved: bool) -> Any:
+        """Take a connection out of the pool; the first half of a loan."""
+        if not reserved:
+            self._take_place(budget)
         try:
-            with self._lend(budget) as link:
-                yield link
+            connection = self._checked_out(self._pool or self._opened(), budget)
+        except BaseException:
+            self._free_place(reserved=reserved)
+            raise
+        connection.link.cutoff.arm(budget.until)
+        return connection
+
+    def put_back(self, connection: Any, error: BaseException | None, *, reserved: bool) -> BackendError | None:
+        """Put it back; the second half of a loan. Returns our error for a driver's."""
+        cutoff = connection.link.cutoff
+        cutoff.disarm()
+        try:
+            if error is None or isinstance(error, BackendError):
+                return None
+            if isinstance(error, Exception):
+                return self._explained(error, connection, cutoff)
+            connection.close()  # interrupted in mid-conversation: nobody knows what its next answer would belong to
+            return None
         finally:
+            if self._pool is not None:
+                self._pool.putconn(connection)
+            else:
+                connection.close()
+            self._free_place(reserved=reserved)
+
+    def _take_place(self, budget: Budget) -> None:
+        places = self._places
+        if not places.acquire(blocking=False) and not places.acquire(timeout=max(0.0, budget.left())):
+            raise BackendUnavailable(f"no connection was free in time: all {self.pool_size} of the pool are in use")
+
+    def _free_place(self, *, reserved: bool) -> None:
+        if not reserved:
             self._places.release()
 
-    @contextmanager
-    def _lend(self, budget: Budget) -> Iterator[Link]:
-        pool = self._opened()
-        connection = self._checked_out(pool, budget)
-        cutoff = _Cutoff(connection.pgconn.socket, budget.until)
-        watchdog.watch(cutoff)
-        ours: BackendError | None = None
-        try:
-            budget.sending()
-            yield connection.link
-        except BackendError:
-            raise
-        except Exception as error:
-            ours = self._explained(error, connection, cutoff)
-        except BaseException:
-            connection.close()  # interrupted in mid-conversation: nobody knows what its next answer would belong to
-            raise
-        finally:
-            cutoff.done()
-            pool.putconn(connection)
-        if ours is not None:  # raised out here, so that no foreign error with its secrets hangs on ours
-            raise ours
-
-    def _explained(self, error: Exception, connection: Any, cutoff: _Cutoff) -> BackendError:
+    def _explained(self, error: Exception, connection: Any, cutoff: Cutoff) -> BackendError:
         if cutoff.fired:
             connection.close()
             return BackendUnavailable("PostgreSQL did not answer in time", outcome_unknown=True)
@@ -278,6 +277,27 @@ class OwnConnections:
             pool.close(timeout=1.0)
 
 
+class _Loan:
+    """One connection of our pool for one conversation. A class, since a generator would cost as much as reading a row."""
+
+    __slots__ = ("_budget", "_connection", "_connections", "_reserved")
+
+    def __init__(self, connections: OwnConnections, budget: Budget, *, reserved: bool) -> None:
+        self._connections = connections
+        self._budget = budget
+        self._reserved = reserved
+
+    def __enter__(self) -> Link:
+        self._connection = self._connections.take(self._budget, reserved=self._reserved)
+        self._budget.sending()
+        return self._connection.link  # type: ignore[no-any-return]
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        ours = self._connections.put_back(self._connection, error, reserved=self._reserved)
+        if ours is not None:
+            raise ours from None
+
+
 def _again(error: BackendError) -> BackendError:
     """Return a copy to raise: one exception object raised by many threads would mix up their tracebacks."""
     return type(error)(*error.args)
@@ -307,14 +327,14 @@ class BorrowedConnections:
             with self._factory() as lent:
                 connection = _driver_connection(lent)
                 _refuse_if_busy(connection)
-                cutoff = _Cutoff(connection.fileno(), budget.until)
-                watchdog.watch(cutoff)
+                cutoff = Cutoff(connection.fileno())
+                cutoff.arm(budget.until)
                 try:
                     budget.sending()
                     sent = True
                     yield Link(connection, in_transactions=True)
                 finally:
-                    cutoff.done()
+                    cutoff.disarm()
         except (BackendError, ConfigurationError):
             raise
         except Exception as error:  # noqa: BLE001  # whatever the factory's world raises becomes one of ours

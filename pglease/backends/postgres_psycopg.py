@@ -1,16 +1,129 @@
-"""Our own psycopg connections. Imported when the first one is made, so that `import pglease` loads no driver."""
+"""Our own psycopg connections. Imported when the first one is made, so that `import pglease` loads no driver.
+
+Statements go through `psycopg.pq`, psycopg's own layer below its cursors: ours are few and fixed, and what a cursor does for a
+statement it does not know yet (parse placeholders, choose dumpers, decide about preparing) costs a third of a round trip.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import psycopg
+from psycopg import generators, pq
 
-from pglease.backends.postgres_connections import OURS_ALONE, PROBE, OwnLink, Report
+from pglease.backends.postgres_connections import OURS_ALONE, PROBE, Cutoff, Report
 from pglease.backends.postgres_errors import translated
+from pglease.backends.postgres_link import Link, Row
 from pglease.errors import BackendError, BackendUnavailable
+
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s")
+_READERS: dict[int, Callable[[bytes], Any]] = {16: lambda value: value == b"t", 20: int, 21: int, 23: int, 701: float}
+"""By type: bool, the integers, float8. Everything else is text."""
+
+
+class _Statement:
+    """A statement that one connection has prepared."""
+
+    __slots__ = ("name", "params", "readers")
+
+    def __init__(self, name: bytes, params: tuple[str, ...]) -> None:
+        self.name = name
+        self.params = params
+        self.readers: list[Callable[[bytes], Any]] | None = None
+
+
+class OwnLink(Link):
+    """One of our own connections. A statement is prepared the first time a connection sees it."""
+
+    __slots__ = ("_pgconn", "_prepared", "cutoff")
+
+    def __init__(self, connection: Connection, *, in_transactions: bool) -> None:
+        super().__init__(connection, in_transactions=in_transactions)
+        self._pgconn = connection.pgconn
+        self._prepared: dict[str, _Statement] | None = None if connection.prepare_threshold is None else {}
+        self.cutoff = Cutoff(connection.pgconn.socket)
+
+    def _rows(self, statement: str, params: Mapping[str, Any] | None) -> list[Row]:
+        if self._prepared is None:
+            text, names = _numbered(statement)
+            self._pgconn.send_query_params(text, [_written(params[name]) for name in names] if params else None)
+            result = self._result()
+            return _read(result, _readers(result))
+        known = self._prepared.get(statement) or self._prepare(self._prepared, statement)
+        self._pgconn.send_query_prepared(known.name, [_written(params[name]) for name in known.params] if params else None)
+        result = self._result()
+        if known.readers is None and result.status == pq.ExecStatus.TUPLES_OK:
+            known.readers = _readers(result)
+        return _read(result, known.readers or [])
+
+    def _prepare(self, prepared: dict[str, _Statement], statement: str) -> _Statement:
+        text, params = _numbered(statement)
+        known = _Statement(f"pglease_{len(prepared)}".encode(), params)
+        self._pgconn.send_prepare(known.name, text)
+        _read(self._result(), [])
+        prepared[statement] = known
+        return known
+
+    def _result(self) -> Any:
+        return self.connection.wait(generators.execute(self._pgconn))[-1]
+
+
+@lru_cache(maxsize=256)
+def _numbered(statement: str) -> tuple[bytes, tuple[str, ...]]:
+    """Return the statement with `$1`, `$2`… for its named placeholders, and the names in that order."""
+    names: list[str] = []
+
+    def number(match: re.Match[str]) -> str:
+        if match[1] not in names:
+            names.append(match[1])
+        return f"${names.index(match[1]) + 1}"
+
+    text = _PLACEHOLDER.sub(number, statement)
+    return (text.replace("%%", "%") if names else text).encode(), tuple(names)
+
+
+def _written(value: Any) -> bytes | None:
+    """Write a parameter as PostgreSQL reads it. Every placeholder of ours has a cast, so text is all it takes."""
+    if isinstance(value, str):
+        return value.encode()
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return b"t" if value else b"f"
+    if isinstance(value, list):
+        return b"{%s}" % b",".join(map(_element, value))
+    return repr(value).encode()
+
+
+def _element(value: Any) -> bytes:
+    written = _written(value)
+    if written is None:
+        return b"NULL"
+    return b'"%s"' % written.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+
+
+def _readers(result: Any) -> list[Callable[[bytes], Any]]:
+    return [_READERS.get(result.ftype(column), bytes.decode) for column in range(result.nfields)]
+
+
+def _read(result: Any, readers: list[Callable[[bytes], Any]]) -> list[Row]:
+    if result.status == pq.ExecStatus.TUPLES_OK:
+        return [_row(result, row, readers) for row in range(result.ntuples)]
+    if result.status != pq.ExecStatus.COMMAND_OK:
+        raise psycopg.errors.error_from_result(result, encoding="utf-8")
+    return []
+
+
+def _row(result: Any, row: int, readers: list[Callable[[bytes], Any]]) -> Row:
+    values = []
+    for column, read in enumerate(readers):
+        value = result.get_value(row, column)
+        values.append(None if value is None else read(value))
+    return tuple(values)
 
 
 class Connection(psycopg.Connection[Any]):
