@@ -127,8 +127,8 @@ BEGIN
             autovacuum_vacuum_threshold = 1000,
             autovacuum_analyze_threshold = 1000,
             vacuum_truncate = off);
-        -- Each row is the trace of one hold, so its token is the first. A hold that still runs keeps its end, under an id
-        -- that nobody has, so that it is respected until then; one that is over is free.
+        -- Each row is the trace of one hold, so its token is the first. A hold that still runs keeps its end, under an
+        -- id that nobody has, so that it is respected until then; one that is over is free.
         UPDATE "pglease_leases" SET fencing_token = greatest(new_floor, 1),
             lease_id = CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN pg_catalog.gen_random_uuid() END;
         ALTER TABLE "pglease_leases" ALTER COLUMN fencing_token SET NOT NULL,

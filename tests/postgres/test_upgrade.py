@@ -1,4 +1,4 @@
-"""A table of pglease 0.0.x becomes ours where it stands: rows and columns stay, and a client still in it is respected."""
+"""A table of pglease 0.0.x becomes ours where it stands: its rows stay, and a client still in it is respected."""
 
 from __future__ import annotations
 
