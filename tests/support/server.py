@@ -1,0 +1,147 @@
+"""The one PostgreSQL of a run: started by the controller, shared by the workers, or an existing one named by PGLEASE_TEST_DSN."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+
+from pglease.testing.local_postgres import LocalPostgres
+
+SETTINGS = {
+    # Every worker may run a race of dozens of clients at once.
+    "max_connections": 400,
+    "shared_buffers": "64MB",
+    # DROP DATABASE waits for a checkpoint; none of these files outlives the run.
+    "max_wal_size": "1GB",
+}
+
+
+def new_canary() -> str:
+    """Return a password that cannot stand in any text by chance."""
+    return f"canary-s3cr3t-{secrets.token_hex(8)}"
+
+
+@dataclass(frozen=True)
+class RunServer:
+    """Where the run's server is and who may log in. Plain values only: it travels to the workers.
+
+    Attributes:
+        host: its address.
+        port: its port.
+        admin_user: a superuser.
+        admin_password: its password, or None where it is trusted.
+        user: the role in every test's DSN.
+        canary: the password of that role.
+        log_path: the server's log, or None when the server is not ours.
+    """
+
+    host: str
+    port: int
+    admin_user: str
+    admin_password: str | None = field(repr=False)
+    user: str
+    canary: str = field(repr=False)
+    log_path: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+    def dsn(self, dbname: str) -> str:
+        """Return a test's DSN: the canary is in it."""
+        return self._url(self.user, self.canary, dbname)
+
+    def admin_dsn(self, dbname: str = "postgres") -> str:
+        """Return a superuser's DSN."""
+        return self._url(self.admin_user, self.admin_password, dbname)
+
+    def _url(self, user: str, password: str | None, dbname: str) -> str:
+        secret = f":{quote(password, safe='')}" if password is not None else ""
+        return f"postgresql://{quote(user, safe='')}{secret}@{quote(self.host, safe='')}:{self.port}/{dbname}"
+
+    def log_text(self) -> str:
+        """Return everything the server has logged in this run."""
+        if self.log_path is None:
+            raise LookupError("the log of an existing server is not ours to read")
+        return Path(self.log_path).read_text(errors="replace")
+
+    def connect(self, dbname: str = "postgres") -> psycopg.Connection:
+        """Connect as the superuser, each statement its own transaction."""
+        return psycopg.connect(self.admin_dsn(dbname), autocommit=True, connect_timeout=10)
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """Make an empty database that belongs to the tests' role; drop it afterwards, whoever is still connected."""
+        name = f"pglease_test_{secrets.token_hex(6)}"
+        with self.connect() as admin:
+            # template0: nobody can be connected to it, so two workers never get in each other's way.
+            admin.execute(
+                sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE template0").format(
+                    sql.Identifier(name), sql.Identifier(self.user)
+                )
+            )
+        try:
+            yield name
+        finally:
+            with self.connect() as admin:
+                admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@contextmanager
+def run_server() -> Iterator[RunServer]:
+    """Provide the run's server: the existing one where PGLEASE_TEST_DSN names it, else one of our own."""
+    existing = os.environ.get("PGLEASE_TEST_DSN")
+    with _existing(existing) if existing else _own() as server:
+        yield server
+
+
+@contextmanager
+def _own() -> Iterator[RunServer]:
+    canary = new_canary()
+    with LocalPostgres(settings=SETTINGS) as postgres:
+        server = RunServer(
+            postgres.host, postgres.port, "postgres", None, "pglease_test", canary, str(postgres.log_path)
+        )
+        hba = postgres.data / "pg_hba.conf"
+        hba.write_text(f"host all {server.user} all scram-sha-256\n{hba.read_text()}")
+        postgres.execute("SELECT pg_reload_conf()")
+        _create_role(server)
+        yield server
+
+
+@contextmanager
+def _existing(dsn: str) -> Iterator[RunServer]:
+    with psycopg.connect(dsn, connect_timeout=10) as admin:
+        info = admin.info
+        # Of this run only: another run may use the same server at the same time, with another password.
+        user = f"pglease_test_{secrets.token_hex(4)}"
+        server = RunServer(info.host, info.port, info.user, info.password or None, user, new_canary(), None)
+    _create_role(server)
+    try:
+        yield server
+    finally:
+        with server.connect() as admin:
+            admin.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(server.user)))
+
+
+def _create_role(server: RunServer) -> None:
+    role = sql.Identifier(server.user)
+    with server.connect() as admin:
+        verifier = admin.pgconn.encrypt_password(server.canary.encode(), server.user.encode(), b"scram-sha-256")
+        create = sql.SQL("CREATE ROLE {} LOGIN CREATEDB PASSWORD {}")
+        admin.execute(create.format(role, sql.Literal(verifier.decode())))
+
+
+def libpq_environment(server: RunServer) -> dict[str, str]:
+    """Return what makes `postgresql://localhost/name` reach the run's server."""
+    found = {"PGHOST": server.host, "PGPORT": str(server.port), "PGUSER": server.admin_user}
+    return found | ({"PGPASSWORD": server.admin_password} if server.admin_password else {})
