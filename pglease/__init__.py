@@ -48,6 +48,7 @@ from pglease.errors import (
     ReentrantError,
     ReleaseError,
 )
+from pglease.events import Event, Observer
 from pglease.handles import HeldLease, NotAcquired
 from pglease.records import Lease, Loss, LossReason
 
@@ -66,6 +67,7 @@ __all__ = [
     "BackendMisconfigured",
     "BackendUnavailable",
     "ConfigurationError",
+    "Event",
     "FencedError",
     "HeartbeatError",
     "HeldLease",
@@ -78,6 +80,7 @@ __all__ = [
     "MissingDependencyError",
     "NotAcquired",
     "NotOwnedError",
+    "Observer",
     "PGLease",
     "PgleaseError",
     "PostgresBackend",

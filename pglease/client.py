@@ -32,6 +32,7 @@ from pglease.errors import (
     NotOwnedError,
     ReentrantError,
 )
+from pglease.events import Event, Observer
 from pglease.heartbeat import HASTY_RELEASE_BOX, RELEASE_BOX, HeartbeatManager
 from pglease.handles import HeldLease, Hold, NotAcquired
 from pglease.options import Duration, HoldOptions
@@ -61,19 +62,22 @@ _KNOBS: dict[str, Any] = {
 class PGLease:
     """Leases for one application: one holder at a time for each name.
 
-    Thread-safe, fork-safe, a context manager, and cheap to keep as a module-level object. Building it connects to nothing.
+    Thread-safe, fork-safe, a context manager, and cheap to keep as a module-level object. Building it connects to
+    nothing.
 
     Args:
         backend: `postgresql://user:pass@host/db`, `memory://`, or a `Backend` object.
-        owner_id: a label for people, 1 to 255 characters; default `host:pid:random`. Ownership is never judged by it: two
-            workers with the same label exclude each other.
-        heartbeat_interval: seconds between renewals at most. Default None: a third of each ttl. A lease is renewed at least
-            three times per ttl whatever this says.
+        owner_id: a label for people, 1 to 255 characters; default `host:pid:random`. Ownership is never judged by it:
+            two workers with the same label exclude each other.
+        heartbeat_interval: seconds between renewals at most. Default None: a third of each ttl. A lease is renewed at
+            least three times per ttl whatever this says.
         on_lease_lost: called with the lease's name, once for each loss, on a thread of its own; may call back into the
             client. Not called for what `close` ends.
-        margin: seconds by which a holder stops believing before the store's expiry. Default: 5 % of ttl, at least 0.25 s,
-            never more than a quarter of ttl.
-        table_name, schema, auto_initialize, connect_timeout, pool_size: for addresses of PostgreSQL; see `PostgresBackend`.
+        margin: seconds by which a holder stops believing before the store's expiry. Default: 5 % of ttl, at least 0.25
+            s, never more than a quarter of ttl.
+        table_name, schema, auto_initialize, connect_timeout, pool_size: for addresses of PostgreSQL; see
+            `PostgresBackend`.
+        observers: objects whose `notify(event)` is called for what happens to leases, each on a thread of its own.
 
     Raises:
         ConfigurationError: every broken rule at once, without showing the address.
@@ -92,6 +96,7 @@ class PGLease:
         auto_initialize: bool = True,
         connect_timeout: Duration = 10,
         pool_size: int = 4,
+        observers: Iterable[Observer] = (),
     ) -> None:
         knobs = {
             "table_name": table_name,
@@ -115,7 +120,12 @@ class PGLease:
         self.backend: Backend = cast("Backend", store)
         self._owner = label
         self.heartbeat_manager = HeartbeatManager(
-            self.backend, heartbeat_interval=interval, margin=pause, on_lease_lost=on_lease_lost
+            self.backend,
+            heartbeat_interval=interval,
+            margin=pause,
+            on_lease_lost=on_lease_lost,
+            on_over=_dropper(weakref.ref(self)),
+            observers=observers,
         )
         self._fresh()
         forks.forget_in_children(self)
@@ -168,7 +178,7 @@ class PGLease:
             self._default_owner = identity.default_owner()
         return self._default_owner
 
-    # -- taking ------------------------------------------------------------------------------------------------------------
+    # -- taking --------------------------------------------------------------------------------------------------------
 
     @overload
     def acquire(
@@ -232,22 +242,22 @@ class PGLease:
         """Return a context manager that holds the lease for its block.
 
         It binds a `HeldLease` (true), or a `NotAcquired` (false) when somebody else has it. The lease is renewed in the
-        background. Leaving the block releases it; if the store cannot be reached then, that is logged, tried again in the
-        background, and the lease lapses by itself. An error of the block's own always comes out as it is.
+        background. Leaving the block releases it; if the store cannot be reached then, that is logged, tried again in
+        the background, and the lease lapses by itself. An error of the block's own always comes out as it is.
 
         Args:
             name: 1 to 255 characters without control characters.
             ttl: seconds (or "5m", a timedelta) until the lease is free if this process dies. Default 60.
             raise_on_failure: raise `AcquisitionError` instead of binding a `NotAcquired`.
             wait: None asks once; seconds wait that long; `float("inf")` for ever.
-            min_hold: seconds from the grant during which nobody else gets it even if the block is short. Binds the release,
-                not a crash; above ttl it needs renewal.
+            min_hold: seconds from the grant during which nobody else gets it even if the block is short. Binds the
+                release, not a crash; above ttl it needs renewal.
             max_hold: seconds from the grant after which it is lost (reason `max_hold`) though renewals work.
             metadata: a JSON object of at most 8192 bytes that others can read.
             heartbeat: False: not renewed; the block must end within ttl.
             fair: serve waiters in the order of their arrival, on stores that can (`traits.fair`).
-            on_lost: "raise": leaving the block after a loss raises `LeaseLostError`, unless the block raised already (then a
-                note is added to its error). "log": only the log says so.
+            on_lost: "raise": leaving the block after a loss raises `LeaseLostError`, unless the block raised already
+                (then a note is added to its error). "log": only the log says so.
 
         Raises:
             ConfigurationError: at once, for every broken rule.
@@ -281,8 +291,8 @@ class PGLease:
     ) -> bool:
         """Ask once, without waiting behind anybody: True if the lease is ours now.
 
-        The client owns it: it is renewed until `release(name)`, `close()` or the end of the process. A second call for a
-        held name is False, also on the same client. Arguments as for `acquire`.
+        The client owns it: it is renewed until `release(name)`, `close()` or the end of the process. A second call for
+        a held name is False, also on the same client. Arguments as for `acquire`.
 
         Raises:
             ConfigurationError: for every broken rule.
@@ -308,8 +318,8 @@ class PGLease:
     ) -> HeldLease:
         """Wait until the lease is ours; the client owns it, as after `try_acquire`.
 
-        Between looks it sleeps until the holder's known expiry, or `poll_interval`, whichever comes first, with jitter. A
-        look that finds it taken writes nothing. Restarts and outages of the store are waited out too.
+        Between looks it sleeps until the holder's known expiry, or `poll_interval`, whichever comes first, with jitter.
+        A look that finds it taken writes nothing. Restarts and outages of the store are waited out too.
 
         Args:
             name, ttl, min_hold, max_hold, metadata, fair: as for `acquire`.
@@ -358,7 +368,8 @@ class PGLease:
         """Decorate a function, method or coroutine function so that one call at a time runs, among all processes.
 
         Args:
-            name: the lease; a template over the call's arguments (`"report:{tenant}"`), or a callable that is given them.
+            name: the lease; a template over the call's arguments (`"report:{tenant}"`), or a callable that is given
+                them.
             ttl: as for `acquire`.
             skip_if_locked: a call that does not get the lease returns None (or what `on_skip` says); False raises
                 `AcquisitionError`.
@@ -388,7 +399,7 @@ class PGLease:
                 f"{argument} needs a store with the trait {trait!r}, which {self.backend.traits.kind} lacks"
             )
 
-    # -- what acquire, try_acquire, wait_for_lease and the decorator are made of -----------------------------------------------
+    # -- what acquire, try_acquire, wait_for_lease and the decorator are made of ---------------------------------------
 
     def take(
         self, wanted: HoldOptions, *, poll: float = POLL, cancel: threading.Event | None = None
@@ -440,15 +451,21 @@ class PGLease:
     def _taken(
         self, found: Term | Refused, request: Request, wanted: HoldOptions, margin: float
     ) -> HeldLease | NotAcquired:
-        if isinstance(found, Refused):
-            return NotAcquired(request.name, found.lease, found.retry_after)
         manager = self.heartbeat_manager
+        if isinstance(found, Refused):
+            if manager.notices:
+                manager.notices.tell(Event("busy", request.name, found.held_by))
+            return NotAcquired(request.name, found.lease, found.retry_after)
         hold = Hold(manager, found, request.lease_id, wanted, margin=margin, caller=identity.current_caller())
         lease = HeldLease(hold)
         with self._lock:
             self._holds[hold.name] = hold
             closed = self._closed.is_set()
         manager.begin(hold)
+        if manager.notices:
+            manager.notices.tell(
+                Event("acquired", hold.name, request.owner_id, lease.fencing_token, seconds=clock.now() - found.sent_at)
+            )
         if closed:  # between our asking and the answer
             manager.release(hold)
             raise BackendClosed("the client is closed")
@@ -515,7 +532,7 @@ class PGLease:
         elif trouble is not None:
             _tell_unconfirmed(hold, trouble, body_error)
 
-    # -- what one has ------------------------------------------------------------------------------------------------------
+    # -- what one has --------------------------------------------------------------------------------------------------
 
     def release(self, name: str) -> bool:
         """End this client's hold of `name`; True if this call ended it, False if there was none. Idempotent.
@@ -569,7 +586,7 @@ class PGLease:
             if owned is not None and owned._hold is hold:
                 del self._owned[hold.name]
 
-    # -- what the store says -------------------------------------------------------------------------------------------------
+    # -- what the store says -------------------------------------------------------------------------------------------
 
     def get_lease(self, name: str) -> Lease | None:
         """Return the record of the present or the last hold of `name`; None when the store knows none.
@@ -596,8 +613,8 @@ class PGLease:
     def force_release(self, name: str, fencing_token: int) -> bool:
         """End somebody's hold, as an operator: False if the token is no longer current or the hold is over.
 
-        Its holder learns of it at its next renewal (reason `forced`) and may work on until then; a guarded write of its is
-        refused at once.
+        Its holder learns of it at its next renewal (reason `forced`) and may work on until then; a guarded write of its
+        is refused at once.
         """
         options.text(name, "name")
         options.count(fencing_token, "fencing_token")
@@ -607,13 +624,13 @@ class PGLease:
         self._refuse_if_closed()
         return Budget.of(seconds, clock.now)
 
-    # -- the end -------------------------------------------------------------------------------------------------------------
+    # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Release what is held, stop the heartbeats, close what this client opened and nothing else. Idempotent.
 
-        Holds whose block is still running are marked lost with the reason `closed`. Releases that the store does not confirm
-        within 5 seconds are left to lapse. Afterwards every call answers `BackendClosed`.
+        Holds whose block is still running are marked lost with the reason `closed`. Releases that the store does not
+        confirm within 5 seconds are left to lapse. Afterwards every call answers `BackendClosed`.
         """
         self._close(self._everything(), CLOSING_BOX)
 
@@ -632,6 +649,7 @@ class PGLease:
             self._end_for_good(hold, until)
         manager.give_back.settle(max(0.1, until - clock.now()))
         manager.stop(max(0.1, until - clock.now()))
+        manager.notices.close(max(0.1, until - clock.now()))
         self._finalizer.detach()
         _clients.discard(self)
         if self._opened:
@@ -704,6 +722,16 @@ def _store(backend: str | Backend, given: Mapping[str, Any]) -> tuple[Backend, b
     if not isinstance(backend, Backend):
         raise ConfigurationError(f"backend must be an address or a Backend object, not {type(backend).__name__}")
     return backend, False
+
+
+def _dropper(client: weakref.ref[PGLease]) -> Callable[[Hold], None]:
+    """Return what makes the client forget a lost hold, without keeping the client alive."""
+
+    def drop(hold: Hold) -> None:
+        if (this := client()) is not None:
+            this._drop(hold)
+
+    return drop
 
 
 def _abandon(manager: HeartbeatManager, opened: Backend | None) -> None:

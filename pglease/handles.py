@@ -1,6 +1,7 @@
 """Handles: what a user holds.
 
-`HeldLease` is the user's; `Hold` is what stands behind it and what the renewer and the watchdog know. They are two so that a
+`HeldLease` is the user's; `Hold` is what stands behind it and what the renewer and the watchdog know. They are two so
+that a
 handle nobody remembers can be noticed: the renewer keeps a `Hold` alive, never a `HeldLease`.
 
 A hold's life: live, then either *ended* (released by its holder) or *lost* (with a reason). Neither is ever undone, and
@@ -59,6 +60,7 @@ class Hold:
         self.ttl = wanted.ttl
         self.margin = margin
         self.caller = caller
+        self.began_at = term.sent_at
         self.client_owned = False
         self.in_block = False
         self.max_until = float("inf") if wanted.max_hold is None else term.sent_at + wanted.max_hold

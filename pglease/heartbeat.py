@@ -1,7 +1,7 @@
 """Keeps the leases of one client alive: one thread, one conversation a tick for all that are due.
 
-A renewal has three outcomes. *held*: a new belief. *gone*: lost at once, with a reason. *unknown*: belief does not move; it is
-tried again until the deadline, and then the watchdog, which does no I/O, declares the loss.
+A renewal has three outcomes. *held*: a new belief. *gone*: lost at once, with a reason. *unknown*: belief does not
+move; it is tried again until the deadline, and then the watchdog, which does no I/O, declares the loss.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pglease import clock, options, watchdog
 from pglease.backends.base import Backend, Budget
 from pglease.errors import BackendClosed, BackendError, BackendUnavailable, PgleaseError, ReleaseError
+from pglease.events import Event, EventKind, Observer
 from pglease.giveback import GiveBack
 from pglease.handles import WORDS, Hold, refuse_renewal
+from pglease.notices import Notices
 from pglease.records import Gone, Held, Loss, Released, ReleaseOutcome, Renewal, RenewalOutcome, Unknown
 from pglease.schedule import RenewalSchedule
 from pglease.term import Term
@@ -52,6 +54,8 @@ class HeartbeatManager:
         heartbeat_interval: seconds between renewals at most; None for a third of each ttl.
         margin: seconds by which belief ends before the store's expiry; None for the default of each ttl.
         on_lease_lost: called with the lease's name, once for each loss, on a thread of its own.
+        on_over: called with each lost hold before anybody else hears of it.
+        observers: told of everything.
     """
 
     def __init__(
@@ -61,12 +65,16 @@ class HeartbeatManager:
         heartbeat_interval: float | None = None,
         margin: float | None = None,
         on_lease_lost: Callable[[str], object] | None = None,
+        on_over: Callable[[Hold], None] = lambda _hold: None,
+        observers: Iterable[Observer] = (),
     ) -> None:
         self.backend = backend
+        self.notices = Notices(observers)
         self.give_back = GiveBack(backend)
         self._interval = heartbeat_interval
         self._margin = margin
         self._on_lease_lost = on_lease_lost
+        self._on_over = on_over
         self._fresh()
 
     def _fresh(self) -> None:
@@ -122,13 +130,21 @@ class HeartbeatManager:
     def lost(self, hold: Hold, loss: Loss) -> None:
         """Tell about a loss, once: log it, and call the client's callback on a thread of its own."""
         self.end(hold)
+        self._on_over(hold)
         facts = {"lease_name": hold.name, "lease_token": hold.term.lease.fencing_token, "lease_outcome": loss.reason}
         if loss.reason == "closed":
             log.info("the lease %r ended with its client", hold.name, extra=facts)
+            self._tell("lost", hold, reason=loss.reason)
             return
         log.error("the lease %r was lost: %s", hold.name, WORDS[loss.reason], extra=facts)
+        self._tell("lost", hold, reason=loss.reason, error=loss.error)
         if self._on_lease_lost is not None:
             self._call_back(hold.name)
+
+    def _tell(self, kind: EventKind, hold: Hold, *, reason: str | None = None, error: Exception | None = None) -> None:
+        if self.notices:
+            lease, held_for = hold.term.lease, clock.now() - hold.began_at
+            self.notices.tell(Event(kind, hold.name, lease.owner_id, lease.fencing_token, reason, held_for, error))
 
     def _call_back(self, name: str) -> None:
         thread = threading.Thread(target=self._run_callback, args=(name,), name="pglease-lost", daemon=True)
@@ -163,7 +179,7 @@ class HeartbeatManager:
         with self._lock:
             return not len(self._schedule) or (self._thread is not None and self._thread.is_alive())
 
-    # -- renewing by hand ------------------------------------------------------------------------------------------------
+    # -- renewing by hand ----------------------------------------------------------------------------------------------
 
     def renew(self, hold: Hold, ttl: float | None) -> None:
         """Extend `hold` in the caller's thread. See `HeldLease.renew`."""
@@ -201,7 +217,7 @@ class HeartbeatManager:
         hold.ttl = ttl
         hold.margin = self.margin_for(ttl)
 
-    # -- releasing -------------------------------------------------------------------------------------------------------
+    # -- releasing -----------------------------------------------------------------------------------------------------
 
     def release(self, hold: Hold) -> bool:
         """End `hold`. See `HeldLease.release`."""
@@ -230,7 +246,8 @@ class HeartbeatManager:
             )
         except BackendClosed:
             raise
-        except BaseException:
+        except BaseException as error:
+            self._tell("unconfirmed", hold, error=error if isinstance(error, Exception) else None)
             self.give_back.add(hold.name, hold.lease_id, min_hold=hold.wanted.min_hold)
             raise
         hold.settled = True
@@ -238,9 +255,11 @@ class HeartbeatManager:
             return Released()  # by the earlier try, whose answer we did not get
         if isinstance(outcome, Gone):
             hold.lose_in_release(Loss(outcome.reason, hold.trouble, outcome.lease))
+        else:
+            self._tell("released", hold)
         return outcome
 
-    # -- the thread --------------------------------------------------------------------------------------------------------
+    # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name="pglease-heartbeat", daemon=True)
@@ -264,7 +283,8 @@ class HeartbeatManager:
         """Sleep until something is due or somebody says something; False when it is time to end."""
         with self._lock:
             due, now = self._schedule.next_at(), clock.now()
-            # A wake-up once planned is kept even if its lease is gone, so that short holds do not disturb us one by one.
+            # A wake-up once planned is kept even if its lease is gone, so that short holds do not disturb us one by
+            # one.
             self._wakes_at = min(due, self._wakes_at) if self._wakes_at > now else due
             left = self._wakes_at - now
         try:
@@ -318,6 +338,7 @@ class HeartbeatManager:
             term = Term.begin(outcome.lease, sent_at=sent_at, ttl=hold.ttl, margin=hold.margin)
             if hold.confirm(term):
                 self._confirmed(hold)
+                self._tell("renewed", hold)
             elif not hold.ended:
                 self.give_back.add(hold.name, hold.lease_id)  # it came too late: lost here, so not to be kept there
         elif isinstance(outcome, Gone):
@@ -333,6 +354,7 @@ class HeartbeatManager:
 
     def _unanswered(self, hold: Hold, error: Exception | None) -> None:
         hold.trouble = error
+        self._tell("unknown", hold, error=error)
         now = clock.now()
         with self._lock:
             self._schedule.unanswered(hold, now=now, trusted_until=hold.due, spread=random.random())  # noqa: S311
@@ -348,7 +370,7 @@ class HeartbeatManager:
             extra={"lease_name": hold.name, "lease_outcome": "unknown"},
         )
 
-    # -- the end -----------------------------------------------------------------------------------------------------------
+    # -- the end -------------------------------------------------------------------------------------------------------
 
     def stop(self, seconds: float) -> None:
         """End the thread, waiting for it for at most `seconds`; harmless on that thread itself."""
@@ -364,5 +386,6 @@ class HeartbeatManager:
         holds = list(self._holds)
         self._fresh()
         self.give_back.forget()
+        self.notices.forget()
         for hold in holds:
             hold.forget(Loss("forked"))

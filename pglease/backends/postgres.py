@@ -1,13 +1,14 @@
 """Leases in PostgreSQL: one statement and one round trip per verb, judged by the server's clock.
 
 What decides is in `postgres_sql`; where connections come from in `postgres_connections`; what a driver's error means in
-`postgres_errors`. Here they are put together: a verb is a conversation, retried within its budget while trouble is of the kind
-that passes.
+`postgres_errors`. Here they are put together: a verb is a conversation, retried within its budget while trouble is of
+the kind that passes.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -46,6 +47,8 @@ from pglease.schema import DEFAULT_TABLE, PROTOCOL, TableNames, table_names
 if TYPE_CHECKING:
     from pglease.backends.checks import Check
 
+log = logging.getLogger("pglease")
+
 T = TypeVar("T")
 
 TRAITS = Traits(kind="PostgreSQL", clock="server", shared_by="hosts", durable=True, transactional_fencing=True)
@@ -62,13 +65,13 @@ class PostgresBackend:
     """Leases in a PostgreSQL table.
 
     Args:
-        url: `postgresql://user:pass@host/db`, also with a driver in the scheme, or libpq's `host=… dbname=…`. Several hosts
-            are tried for the one that accepts writes.
+        url: `postgresql://user:pass@host/db`, also with a driver in the scheme, or libpq's `host=… dbname=…`. Several
+            hosts are tried for the one that accepts writes.
         table_name: the lease table; one identifier. Default `pglease_leases`.
         schema: its schema; default: wherever the connection's `search_path` finds or would create it.
         auto_initialize: whether the table is made at the first use if it is missing.
-        connect_timeout: seconds (or "10s") for one connection attempt; a `connect_timeout` in the address wins. At least 2,
-            as in libpq.
+        connect_timeout: seconds (or "10s") for one connection attempt; a `connect_timeout` in the address wins. At
+            least 2, as in libpq.
         pool_size: how many conversations may go on at once; one more connection is kept for renewals.
 
     Building it connects to nothing.
@@ -122,20 +125,21 @@ class PostgresBackend:
         """Use connections that the application lends.
 
         Args:
-            factory: called without arguments for each conversation; returns a context manager that yields a psycopg 3 or
-                psycopg2 connection, SQLAlchemy's pooled proxy of one, or Django's. Rows may have any shape. It must be
-                callable from any thread.
+            factory: called without arguments for each conversation; returns a context manager that yields a psycopg 3
+                or psycopg2 connection, SQLAlchemy's pooled proxy of one, or Django's. Rows may have any shape. It must
+                be callable from any thread.
 
         A lent connection that is inside a transaction is refused (`ConfigurationError`) before any SQL. Otherwise the
         conversation is a READ COMMITTED transaction of its own, committed here. `close` leaves the connections alone.
 
-        Renewals share the factory's connections: if the application can use them all up, leases can be lost. A pool of its
-        own, or a URL, is safer.
+        Renewals share the factory's connections: if the application can use them all up, leases can be lost. A pool of
+        its own, or a URL, is safer.
         """
         if not callable(factory):
             raise options.ConfigurationError(f"factory must be callable, not {factory!r}")
         backend = cls.__new__(cls)
         names = table_names(table_name, schema)
+        log.warning("pglease renews its leases on the application's own connections: when all are in use, leases are lost")
         backend._begin(BorrowedConnections(factory), names, auto_initialize=auto_initialize)
         return backend
 
@@ -158,7 +162,7 @@ class PostgresBackend:
 
         return cls.from_connection_factory(borrow, **knobs)
 
-    # -- the verbs -------------------------------------------------------------------------------------------------------
+    # -- the verbs -----------------------------------------------------------------------------------------------------
 
     def try_acquire(self, request: Request, budget: Budget) -> Granted | Refused:
         """See `Backend.try_acquire`."""
@@ -288,7 +292,7 @@ class PostgresBackend:
             if deleted < 1000:
                 return total
 
-    # -- conversations ---------------------------------------------------------------------------------------------------
+    # -- conversations -------------------------------------------------------------------------------------------------
 
     def _converse(self, talk: Callable[[Link, Statements], T], budget: Budget, *, reserved: bool = False) -> T:
         """Hold one conversation; while trouble is of the kind that passes, hold it again until the budget is spent."""
@@ -347,7 +351,7 @@ class PostgresBackend:
         self._closing.set()
         self.connections.close()
 
-    # -- what operators ask for ------------------------------------------------------------------------------------------
+    # -- what operators ask for ----------------------------------------------------------------------------------------
 
     def ddl(self) -> str:
         """Return the script that makes the tables, for a DBA to run."""
