@@ -1313,6 +1313,16 @@ class BackendContract:
         assert _stood_still(again.lease) == _stood_still(first.lease)
 
     @clauses("C13")
+    def test_a_retry_recognises_its_own_grant_though_its_client_was_refused_meanwhile(self, world: World) -> None:
+        lease_id = new_id()
+        first = world.alice.hold("job", lease_id=lease_id)
+        world.alice.is_refused("job")
+        world.bob.is_refused("job")
+
+        for worker in (world.alice, world.bob):
+            assert _stood_still(worker.hold("job", lease_id=lease_id).lease) == _stood_still(first.lease)
+
+    @clauses("C13")
     def test_a_retry_does_not_extend_its_grant(self, world: World) -> None:
         lease_id = new_id()
         world.alice.hold("job", 10 * world.tick, lease_id=lease_id)

@@ -130,7 +130,9 @@ class Conversation:
 
     def _renew(self) -> None:
         names = self.random.choices(NAMES, k=self.random.choice([0, 1, 1, 2, 3, 5]))
-        batch = [Renewal(name, self._some_id(name), 1.5 * self.unit) for name in names]
+        # One id for each name: whether a stale id sees its name before or after the live one was renewed is left open.
+        ids = {name: self._some_id(name) for name in NAMES}
+        batch = [Renewal(name, ids[name], 1.5 * self.unit) for name in names]
         if self.random.random() < 0.1:
             batch.append(Renewal("never", self._new_id(), self.unit))
         self._ask(self._anybody(), f"renew({batch})", lambda b, box: b.renew(batch, box))

@@ -1,0 +1,83 @@
+"""PostgreSQL keeps the contract.
+
+The suite stops, freezes and ages the store, so it has a server of its own, and all of it runs on one worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from pglease.backends.base import Backend
+from pglease.backends.postgres import PostgresBackend
+from pglease.testing.contract import BackendContract
+from pglease.testing.harness import Harness
+from pglease.testing.local_postgres import LocalPostgres
+
+pytestmark = [pytest.mark.matrix, pytest.mark.xdist_group("postgres contract")]
+
+EMPTY = "TRUNCATE pglease_leases; UPDATE pglease_leases_meta SET token_floor = 0"
+AGE = """
+UPDATE pglease_leases SET acquired_at = acquired_at - %(by)s, heartbeat_at = heartbeat_at - %(by)s,
+                          expires_at = expires_at - %(by)s
+"""
+
+
+class PostgresHarness(Harness):
+    """A lease table that is emptied first; time passes by moving what it noted into the past."""
+
+    tick = 30.0  # passes at once: so long that no slow machine spoils a test
+    slack = 10.0
+    model_runs = 200
+
+    def __init__(self, server: LocalPostgres) -> None:
+        self._server = server
+        self._frozen = False
+        self._connect()
+        self._link.execute(EMPTY)
+
+    def _connect(self) -> None:
+        self._link = psycopg.connect(self._server.dsn, autocommit=True)
+
+    def open(self) -> Backend:
+        return PostgresBackend(self._server.dsn)
+
+    def pass_time(self, seconds: float) -> None:
+        self._link.execute(AGE.replace("%(by)s", f"make_interval(secs => {seconds!r})"))
+
+    def break_link(self) -> None:
+        self._server.freeze()
+        self._frozen = True
+
+    def mend_link(self) -> None:
+        self._server.thaw()
+        self._frozen = False
+
+    def restart(self) -> None:
+        self._link.close()
+        self._server.restart()
+        self._connect()
+
+    def close(self) -> None:
+        if self._frozen:
+            self.mend_link()
+        self._link.close()
+
+
+@pytest.fixture(scope="module")
+def own_server(canary: str) -> Iterator[LocalPostgres]:
+    with LocalPostgres(user="contract", password=canary, dbname="leases") as server:
+        with closing(PostgresBackend(server.dsn)) as backend:
+            backend.apply_schema()
+        yield server
+
+
+class TestPostgres(BackendContract):
+    @pytest.fixture
+    def harness(self, own_server: LocalPostgres) -> Iterator[Harness]:
+        harness = PostgresHarness(own_server)
+        yield harness
+        harness.close()
