@@ -33,8 +33,8 @@ from pglease.errors import (
     ReentrantError,
 )
 from pglease.events import Event, Observer
-from pglease.heartbeat import HASTY_RELEASE_BOX, RELEASE_BOX, HeartbeatManager
 from pglease.handles import HeldLease, Hold, NotAcquired
+from pglease.heartbeat import HASTY_RELEASE_BOX, RELEASE_BOX, HeartbeatManager
 from pglease.options import Duration, HoldOptions
 from pglease.records import Lease, Loss, Refused, Request
 from pglease.schema import DEFAULT_TABLE
@@ -42,7 +42,7 @@ from pglease.term import Term
 
 log = logging.getLogger("pglease")
 
-LeaseT = TypeVar("LeaseT", bound="HeldLease | NotAcquired", covariant=True)
+LeaseT_co = TypeVar("LeaseT_co", bound="HeldLease | NotAcquired", covariant=True)
 
 VERB_BOX = 10.0
 """Seconds one conversation with the store may take, restarts and failovers included."""
@@ -117,7 +117,7 @@ class PGLease:
             if on_lease_lost is not None and not callable(on_lease_lost):
                 problems.note(f"on_lease_lost must be callable, not {on_lease_lost!r}")
             store, self._opened = problems.check(_store, backend, given) or (None, False)
-        self.backend: Backend = cast("Backend", store)
+        self.backend: Backend = store
         self._owner = label
         self.heartbeat_manager = HeartbeatManager(
             self.backend,
@@ -764,7 +764,7 @@ def not_acquired(refused: NotAcquired, wanted: HoldOptions, *, cancelled: bool =
     return AcquireTimeout(f"the lease {refused.name!r} is still {holder}{until}: {how}", **facts)
 
 
-class LeaseContext(Generic[LeaseT]):
+class LeaseContext(Generic[LeaseT_co]):
     """The block that a lease is held for. Made by `PGLease.acquire`; may be entered again once it was left."""
 
     def __init__(self, client: PGLease, wanted: HoldOptions, *, raise_on_failure: bool) -> None:
@@ -774,7 +774,7 @@ class LeaseContext(Generic[LeaseT]):
         self._lease: HeldLease | None = None
         self._entered = False
 
-    def __enter__(self) -> LeaseT:
+    def __enter__(self) -> LeaseT_co:
         if self._entered:
             raise ConfigurationError(f"this acquire({self._wanted.name!r}) is in use: a second block needs its own")
         taken = self._client.take(self._wanted)
@@ -782,10 +782,10 @@ class LeaseContext(Generic[LeaseT]):
             if self._raise:
                 raise not_acquired(taken, self._wanted)
             self._entered = True
-            return cast("LeaseT", taken)
+            return cast("LeaseT_co", taken)
         taken._hold.in_block = True
         self._lease, self._entered = taken, True
-        return cast("LeaseT", taken)
+        return cast("LeaseT_co", taken)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,7 +1,7 @@
 """The one clock beliefs are counted on: seconds since boot, suspend included.
 
-`time.monotonic()` stands still while a Linux machine sleeps, so a laptop or a resumed VM would wake up believing in a lease
-that lapsed hours ago. CLOCK_BOOTTIME goes on counting. Elsewhere (macOS, Windows) monotonic is the best there is.
+`time.monotonic()` stands still while a Linux machine sleeps, so a laptop or a resumed VM would wake up believing in a
+lease that lapsed hours ago. CLOCK_BOOTTIME goes on counting. Elsewhere (macOS, Windows) monotonic is the best there is.
 """
 
 from __future__ import annotations

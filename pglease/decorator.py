@@ -136,8 +136,8 @@ def _refuse_generators(function: Callable[..., Any]) -> None:
         raise ConfigurationError("singleton_task goes below @staticmethod and @classmethod, next to the function")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
-            f"singleton_task cannot decorate the generator {function.__qualname__!r}: its body runs after the call returns, "
-            "when the lease would be gone. Put `with acquire(…)` inside it"
+            f"singleton_task cannot decorate the generator {function.__qualname__!r}: its body runs after the call "
+            "returns, when the lease would be gone. Put `with acquire(…)` inside it"
         )
 
 
@@ -158,7 +158,8 @@ def _naming(name: str | Callable[..., str], function: Callable[..., Any]) -> Cal
     unknown = sorted({root for field in fields if (root := _root(field)) not in signature.parameters})
     if unknown:
         raise ConfigurationError(
-            f"name {name!r} refers to {', '.join(map(repr, unknown))}, which {function.__qualname__}{signature} does not take"
+            f"name {name!r} refers to {', '.join(map(repr, unknown))}, which {function.__qualname__}{signature} "
+            "does not take"
         )
 
     def named(*args: Any, **kwargs: Any) -> str:

@@ -22,7 +22,7 @@ _client: PGLease | None = None
 
 def configure(backend: str | Backend, **arguments: Any) -> PGLease:
     """Make the default client; arguments as for `PGLease`. An earlier default client is closed."""
-    global _client  # noqa: PLW0603  # the one default is the point
+    global _client  # the one default is the point
     fresh = PGLease(backend, **arguments)
     with _lock:
         earlier, _client = _client, fresh

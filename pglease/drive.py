@@ -1,4 +1,4 @@
-"""Carries out the steps of `steps.py`: by calling and sleeping (`run`), or on an event loop (`arun`). Nothing else does.
+"""Carries out the steps of `steps.py`: by calling and sleeping (`run`), or on an event loop (`arun`).
 
 `arun` makes each call on a private executor, so that a blocked store blocks no loop; a waiting task parks no thread.
 """
@@ -113,7 +113,7 @@ if hasattr(os, "register_at_fork"):
 
 
 async def in_executor(function: Callable[[], T]) -> T:
-    """Run a blocking function off the loop and to its end, even if this task is cancelled; the cancellation then follows."""
+    """Run a blocking function off the loop and to its end; a cancellation of this task follows only then."""
     import asyncio
 
     future = asyncio.ensure_future(asyncio.wrap_future(_executor().submit(function)))

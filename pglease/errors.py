@@ -1,7 +1,7 @@
 """What can go wrong, and the state things are in afterwards.
 
-Not getting a lease is an answer, not an error: nothing here is raised for a plain refusal unless the caller asked for it.
-Every error survives pickling, keeps its facts as attributes and never carries a password.
+Not getting a lease is an answer, not an error: nothing here is raised for a plain refusal unless the caller asked for
+it. Every error survives pickling, keeps its facts as attributes and never carries a password.
 """
 
 from __future__ import annotations

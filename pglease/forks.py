@@ -1,7 +1,7 @@
 """What a forked child must forget: it owns none of its parent's connections, threads, locks or leases.
 
-Whoever has such things registers here and gets its `forget` called in the child, before any other code runs there. Locks are
-replaced, not released: a thread that held one at the fork does not exist in the child.
+Whoever has such things registers here and gets its `forget` called in the child, before any other code runs there.
+Locks are replaced, not released: a thread that held one at the fork does not exist in the child.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Gives back, in the background, what was granted but reached nobody: a late grant, a lost reply, a forgotten handle.
 
-Each is tried a few times, since a request whose connection broke may still be applied after the first try; then it lapses by
-itself. A thread of its own, so that a stuck store delays no renewal; it ends when there is nothing left to do.
+Each is tried a few times, since a request whose connection broke may still be applied after the first try; then it
+lapses by itself. A thread of its own, so that a stuck store delays no renewal; it ends when there is nothing left to
+do.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Handles: what a user holds.
 
 `HeldLease` is the user's; `Hold` is what stands behind it and what the renewer and the watchdog know. They are two so
-that a
-handle nobody remembers can be noticed: the renewer keeps a `Hold` alive, never a `HeldLease`.
+that a handle nobody remembers can be noticed: the renewer keeps a `Hold` alive, never a `HeldLease`.
 
 A hold's life: live, then either *ended* (released by its holder) or *lost* (with a reason). Neither is ever undone, and
 `held` turns false before a release leaves the process.
@@ -258,7 +257,7 @@ class HeldLease:
         return self._hold.keeper.try_to_extend(self._hold) and self._hold.remaining() >= needed
 
     def renew(self, ttl: Duration | None = None) -> None:
-        """Extend by hand: from the store's now, for `ttl` seconds (default: as acquired), which also holds for later renewals.
+        """Extend by hand: from the store's now, for `ttl` seconds (default: as acquired), now and at later renewals.
 
         Raises:
             NotOwnedError: the hold has ended; nothing changed in the store.
@@ -287,7 +286,9 @@ class HeldLease:
         hold = getattr(self, "_hold", None)
         if hold is not None and not hold.over and not hold.client_owned:
             hold.keeper.dropped(hold)
-            warnings.warn(f"the lease {hold.name!r} was dropped without a release", ResourceWarning, source=self)
+            warnings.warn(
+                f"the lease {hold.name!r} was dropped without a release", ResourceWarning, stacklevel=2, source=self
+            )
 
 
 @final

@@ -155,13 +155,13 @@ class HeartbeatManager:
 
     def _run_callback(self, name: str) -> None:
         try:
-            assert self._on_lease_lost is not None  # noqa: S101
+            assert self._on_lease_lost is not None
             self._on_lease_lost(name)
         except BaseException:  # also SystemExit, which would end this thread in silence
             log.exception("on_lease_lost failed for %r", name, extra={"lease_name": name})
 
     def dropped(self, hold: Hold) -> None:
-        """Note that nobody has the handle any more. Called by the garbage collector: does nothing but leave a message."""
+        """Note that nobody has the handle any more. Called by the garbage collector: only leaves a message."""
         self._messages.put(_Dropped(hold))
 
     def is_asking(self, hold: Hold) -> bool:
@@ -225,8 +225,8 @@ class HeartbeatManager:
             outcome = self.settle(hold, RELEASE_BOX)
         except BackendError as error:
             raise ReleaseError(
-                f"the release of {hold.name!r} could not be confirmed: {error}; it is over here and lapses in the store by "
-                "its ttl",
+                f"the release of {hold.name!r} could not be confirmed: {error}; it is over here and lapses in the "
+                "store by its ttl",
                 name=hold.name,
             ) from error
         return isinstance(outcome, Released)
@@ -357,7 +357,7 @@ class HeartbeatManager:
         self._tell("unknown", hold, error=error)
         now = clock.now()
         with self._lock:
-            self._schedule.unanswered(hold, now=now, trusted_until=hold.due, spread=random.random())  # noqa: S311
+            self._schedule.unanswered(hold, now=now, trusted_until=hold.due, spread=random.random())
             silent = now - self._warned.get(hold, float("-inf")) < WARN_EVERY
             if hold.over or silent or hold not in self._holds:
                 return

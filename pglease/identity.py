@@ -10,7 +10,7 @@ import threading
 
 
 def new_lease_id() -> str:
-    """Return the id of one acquisition: 32 hex digits from the system's own randomness, so that forks do not share it."""
+    """Return the id of one acquisition: 32 hex digits of the system's own randomness, which forks do not share."""
     return os.urandom(16).hex()
 
 

@@ -116,10 +116,11 @@ def _from_text(text: str, argument: str) -> float:
         return float(text)
     if text.lower() in ("inf", "infinity", "forever"):
         return math.inf
+    duration: timedelta | None
     try:
-        duration: timedelta = durationpy.from_str(text)
+        duration = durationpy.from_str(text)
     except (ValueError, OverflowError, durationpy.DurationError):
-        duration = None  # type: ignore[assignment]
+        duration = None
     if duration is None or not text:
         raise ConfigurationError(f"{argument} must be a duration such as '90s', '5m' or '1h30m', not {text!r}")
     return duration.total_seconds()
@@ -146,7 +147,7 @@ def prefix(value: str, argument: str = "prefix") -> str:
     return value if value == "" else text(value, argument)
 
 
-def count(value: int, argument: str, *, least: int = 1) -> int:
+def count(value: object, argument: str, *, least: int = 1) -> int:
     """Check a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigurationError(f"{argument} must be a whole number of at least {least}, not {value!r}")
@@ -161,7 +162,7 @@ def choice(value: str, argument: str, allowed: tuple[str, ...]) -> str:
 
 
 def metadata(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Check what a holder attaches: a JSON object of at most 8192 bytes and 16 levels, without NaN; a copy comes back."""
+    """Check what a holder attaches: a JSON object of at most 8192 bytes and 16 levels, no NaN; a copy comes back."""
     if value is None:
         return NOTHING
     if not isinstance(value, Mapping):
@@ -193,8 +194,8 @@ def _depth(value: Any) -> int:
 def margin_for(ttl: float, margin: float | None = None) -> float:
     """Return how long before the store a holder stops believing.
 
-    5 % of ttl, at least 0.25 s, never more than a quarter of ttl. It pays for clocks that run at different rates; 5 % covers
-    a server clock that is being slewed as fast as ntpd ever does.
+    5 % of ttl, at least 0.25 s, never more than a quarter of ttl. It pays for clocks that run at different rates; 5 %
+    covers a server clock that is being slewed as fast as ntpd ever does.
     """
     wanted = max(0.25, 0.05 * ttl) if margin is None else margin
     return min(wanted, ttl / 4)
@@ -256,7 +257,7 @@ def hold_options(
     return _checked(name, ttl, wait, min_hold, max_hold, metadata, heartbeat, fair, on_lost)
 
 
-def _checked(
+def _checked(  # noqa: PLR0917  # called once, from right above, in the same order
     name: str,
     ttl: Duration,
     wait: Duration | None,

@@ -16,10 +16,10 @@ LossReason: TypeAlias = Literal[
 ]
 """Why a hold ended without its holder's doing. A closed set.
 
-expired: it lapsed in the store before a renewal arrived · taken: somebody else holds it now · deleted: the store no longer
-knows the name · forced: an operator ended it · unreachable: the store could not be asked until the deadline · max_hold: it
-was held as long as it may be · session_died: the session it was bound to is gone · forked: this is a child process, the hold
-is its parent's · closed: the client was closed.
+expired: it lapsed in the store before a renewal arrived · taken: somebody else holds it now · deleted: the store no
+longer knows the name · forced: an operator ended it · unreachable: the store could not be asked until the deadline ·
+max_hold: it was held as long as it may be · session_died: the session it was bound to is gone · forked: this is a child
+process, the hold is its parent's · closed: the client was closed.
 """
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -33,8 +33,8 @@ def _nothing() -> Mapping[str, Any]:
 class Lease:
     """What the store says about a name: who holds or last held it, since when, until when.
 
-    All times are the store's and timezone-aware; `seen_at` is its clock when the record was read. This process's wall clock
-    never enters a judgement.
+    All times are the store's and timezone-aware; `seen_at` is its clock when the record was read. This process's wall
+    clock never enters a judgement.
 
     Attributes:
         task_name: the lease's name, as given.
@@ -94,8 +94,8 @@ class Lease:
 class Request:
     """One acquisition: the question a backend is asked.
 
-    `lease_id` (32 hex digits) is chosen before the first byte is sent, so that a retry recognises its own grant (C13) and
-    a grant whose reply was lost can be given back.
+    `lease_id` (32 hex digits) is chosen before the first byte is sent, so that a retry recognises its own grant (C13)
+    and a grant whose reply was lost can be given back.
     """
 
     name: str

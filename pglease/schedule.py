@@ -1,7 +1,7 @@
 """Which renewals are due, and when the next one is. Pure: everybody hands it `now`.
 
-Leases that come due close together are renewed together: whoever is due pulls along all that would be due within a quarter of
-their interval. So hundreds of leases settle into one statement a tick.
+Leases that come due close together are renewed together: whoever is due pulls along all that would be due within a
+quarter of their interval. So hundreds of leases settle into one statement a tick.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RenewalSchedule(Generic[K]):
         return key in self._entries
 
     def add(self, key: K, *, interval: float, box: float, sent_at: float) -> float:
-        """Schedule renewals every `interval` seconds, counted from when the last request was *sent*; return the next moment.
+        """Schedule renewals every `interval` seconds, counted from when a request was *sent*; return the next moment.
 
         Args:
             key: whatever stands for the lease.

@@ -1,7 +1,7 @@
 """The names of what we keep in PostgreSQL, checked and quoted. Pure text.
 
-Table and schema names are the only text that is ever put *into* a statement, so they are held to plain identifiers and quoted
-all the same.
+Table and schema names are the only text that is ever put *into* a statement, so they are held to plain identifiers and
+quoted all the same.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def _given_up(refused: Refused | None, error: BackendUnavailable | None, *, unkn
     if error is not None and (refused is None or unknown):
         error.outcome_unknown = error.outcome_unknown or unknown
         raise error
-    assert refused is not None  # noqa: S101  # every look ends in one of the two
+    assert refused is not None  # every look ends in one of the two
     return refused
 
 

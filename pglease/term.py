@@ -3,8 +3,8 @@
     trusted_until = sent_at + what the store granted - margin
 
 `sent_at` is the moment *before* the first byte of the granting request went out. Counted from the reply instead, two
-processes believe they hold the same name as soon as one reply is slow. The store read its clock after we sent, so its expiry
-cannot come before `sent_at + granted`; the margin pays for clocks that run at different rates.
+processes believe they hold the same name as soon as one reply is slow. The store read its clock after we sent, so its
+expiry cannot come before `sent_at + granted`; the margin pays for clocks that run at different rates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One thread that never does I/O and so can never be stuck: it acts when a moment on the boot clock has come.
 
-It ends what nothing else can end: a driver's call that waits for a server which is frozen behind a healthy kernel (neither
-`tcp_user_timeout` nor Ctrl-C reach it), and a belief whose deadline passed while its renewal hangs.
+It ends what nothing else can end: a driver's call that waits for a server which is frozen behind a healthy kernel
+(neither `tcp_user_timeout` nor Ctrl-C reach it), and a belief whose deadline passed while its renewal hangs.
 
 The thread is made with the first thing to watch, belongs to the whole process, and is made anew in a forked child.
 """
@@ -23,13 +23,11 @@ LONGEST_NAP = 0.5
 
 
 class Watched(Hashable, Protocol):
-    """Something that must not outlive a moment.
+    """Something that must not outlive a moment."""
 
-    Attributes:
-        due: seconds on the boot clock; may move at any time, and is read again before acting.
-    """
-
-    due: float
+    @property
+    def due(self) -> float:
+        """Seconds on the boot clock; may move at any time, and is read again before acting."""
 
     def overdue(self) -> None:
         """Act, at once and without I/O; called on the watchdog's thread, at most once for each `watch`."""
@@ -46,7 +44,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def watch(self, thing: Watched) -> None:
-        """Begin to watch. Costs a dictionary entry; the thread is disturbed only for a moment earlier than all others."""
+        """Begin to watch. Costs a dictionary entry; the thread is disturbed only for a moment before all others."""
         with self._changed:
             self._watched[thing] = None
             if thing.due < self._wakes_at:
@@ -88,8 +86,8 @@ class Watchdog:
                         del self._watched[thing]
                     return late
                 earliest = min((thing.due for thing in self._watched), default=float("inf"))
-                # An alarm once set is kept even if what it was for is gone: otherwise every short conversation would set it
-                # anew, and disturbing this thread each time would cost more than the conversation.
+                # An alarm once set is kept even if what it was for is gone: otherwise every short conversation would
+                # set it anew, and disturbing this thread each time would cost more than the conversation.
                 self._wakes_at = min(earliest, self._wakes_at) if self._wakes_at > now else earliest
                 self._changed.wait(None if self._wakes_at == float("inf") else min(self._wakes_at - now, LONGEST_NAP))
 

@@ -19,13 +19,14 @@ def open_backend(url: str, **knobs: Any) -> Backend:
     """Build the store an address names.
 
     Args:
-        url: `postgresql://…` (also `postgres://` and `postgresql+driver://`), libpq's `host=… dbname=…`, or `memory://` for
-            the threads of one process (`memory://name` for a store apart). Knobs of the store may stand in its query as
-            `?pglease.pool_size=8`.
+        url: `postgresql://…` (also `postgres://` and `postgresql+driver://`), libpq's `host=… dbname=…`, or `memory://`
+            for the threads of one process (`memory://name` for a store apart). Knobs of the store may stand in its
+            query as `?pglease.pool_size=8`.
         knobs: the same knobs as keywords.
 
     Raises:
-        ConfigurationError: an address that names no store, or a knob that the store does not have. The address is not shown.
+        ConfigurationError: an address that names no store, or a knob that the store does not have. The address is not
+            shown.
         MissingDependencyError: the store's driver is not installed.
     """
     if not isinstance(url, str):

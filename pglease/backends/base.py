@@ -1,12 +1,13 @@
 """What every store promises: the contract, said once here and enforced by one suite (`pglease.testing.contract`).
 
-C1   Exclusive. While a name is held by the store's clock, another `try_acquire` is refused and changes nothing, and learns
-     the holder's record.
+C1   Exclusive. While a name is held by the store's clock, another `try_acquire` is refused and changes nothing, and
+     learns the holder's record.
 C2   Not re-entrant. That includes the same owner: one grant, one handle.
-C3   Rising token. Each new hold's `fencing_token` exceeds every earlier one of that name, across release, expiry, force,
-     cleanup, restart; +1 where nothing was cleaned up. A renewal keeps it.
+C3   Rising token. Each new hold's `fencing_token` exceeds every earlier one of that name, across release, expiry,
+     force, cleanup, restart; +1 where nothing was cleaned up. A renewal keeps it.
 C4   Renewal sets `expires_at` to store-now + ttl and keeps token and `acquired_at`.
-C5   Renewal is scoped to one hold. Released, taken or lapsed: refused, nothing changed, nothing created, nothing revived.
+C5   Renewal is scoped to one hold. Released, taken or lapsed: refused, nothing changed, nothing created, nothing
+     revived.
 C6   Release frees at once (or at `acquired_at + min_hold`), keeps the name's token, and is scoped to one hold; a second
      release is a harmless `Gone`.
 C7   Expiry needs nobody: no janitor has to run.
@@ -14,15 +15,15 @@ C8   Expiry is judged by the clock the trait names. A client's wall clock never 
 C9   Names are independent, and any legal name survives the round trip byte for byte.
 C10  Looking changes nothing.
 C11  Every verb may be called from many threads at once.
-C12  Trouble is not an answer: transport failure is `BackendUnavailable`, wrong setup `BackendMisconfigured`; nothing foreign
-     escapes.
-C13  Ambiguity is resolved: a retry with the same `lease_id` recognises its own grant, and an acquire that raises leaves at
-     most a hold that lapses by itself.
+C12  Trouble is not an answer: transport failure is `BackendUnavailable`, wrong setup `BackendMisconfigured`; nothing
+     foreign escapes.
+C13  Ambiguity is resolved: a retry with the same `lease_id` recognises its own grant, and an acquire that raises leaves
+     at most a hold that lapses by itself.
 C14  Every verb is time-boxed: connect, pool wait, statement, lock wait and socket together end within the budget.
 C15  `close` is idempotent, frees what it opened, ends no hold.
 
-A backend is synchronous and never hears of asyncio. A verb that a store cannot keep is a trait; asking for it there is a
-`ConfigurationError` that names it. Nothing above this floor branches on the kind of store.
+A backend is synchronous and never hears of asyncio. A verb that a store cannot keep is a trait; asking for it there is
+a `ConfigurationError` that names it. Nothing above this floor branches on the kind of store.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class Budget:
     def sending(self) -> None:
         """Note that the request is about to leave: call it after connecting, before the first byte, for each try.
 
-        A holder's belief is counted from here. A backend that never calls it loses a little of each lease, never its safety:
-        then belief is counted from the call.
+        A holder's belief is counted from here. A backend that never calls it loses a little of each lease, never its
+        safety: then belief is counted from the call.
         """
         self.sent_at = self._now()
 
@@ -141,7 +142,10 @@ class Backend(Protocol):
         """
 
     def cleanup(self, older_than: float, budget: Budget) -> int:
-        """Delete the records of holds that ended more than `older_than` seconds ago; return how many. Tokens never go back."""
+        """Delete the records of holds that ended more than `older_than` seconds ago; return how many.
+
+        Tokens never go back.
+        """
 
     def forget(self) -> None:
         """Drop, in a forked child, what belongs to the parent: connections are neither used nor closed."""

@@ -7,12 +7,13 @@ the kind that passes.
 
 from __future__ import annotations
 
+import builtins
 import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +24,7 @@ from pglease.backends import postgres_schema
 from pglease.backends.base import Budget, Traits
 from pglease.backends.postgres_connections import BorrowedConnections, Connections, OwnConnections
 from pglease.backends.postgres_dsn import Dsn
-from pglease.backends.postgres_errors import LOCK_NOT_AVAILABLE, STALE_PREPARED, UNDEFINED_TABLE, sqlstate
+from pglease.backends.postgres_errors import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
 from pglease.backends.postgres_link import Link, Row
 from pglease.backends.postgres_sql import Statements
 from pglease.errors import BackendError, BackendMisconfigured, BackendUnavailable
@@ -54,10 +55,12 @@ T = TypeVar("T")
 TRAITS = Traits(kind="PostgreSQL", clock="server", shared_by="hosts", durable=True, transactional_fencing=True)
 BUSY_RETRY_AFTER = 0.05
 """Seconds after which a row that somebody had locked is worth another look."""
-_COLLISION_PAUSES = (0.0, 0.001, 0.004, 0.016)
-"""How long the loser of a dead heat waits for the winner's commit, to learn who won: a few commits long, no more."""
+_COLLISION_PAUSES = (0.0, 0.001, 0.004, 0.016, 0.08)
+"""How long the loser of a dead heat waits for the winner's commit, to learn who won. Nearly always the first look is
+enough; the last ones are for a machine with more processes than it can run. Beside a lapsed row that a guard has, they
+are spent."""
 _REMEMBERED = 4096
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _REASONS: dict[str, LossReason] = {"taken": "taken", "deleted": "deleted", "ended": "forced", "expired": "expired"}
 
 
@@ -139,7 +142,9 @@ class PostgresBackend:
             raise options.ConfigurationError(f"factory must be callable, not {factory!r}")
         backend = cls.__new__(cls)
         names = table_names(table_name, schema)
-        log.warning("pglease renews its leases on the application's own connections: when all are in use, leases are lost")
+        log.warning(
+            "pglease renews its leases on the application's own connections: when all are in use, leases are lost"
+        )
         backend._begin(BorrowedConnections(factory), names, auto_initialize=auto_initialize)
         return backend
 
@@ -167,21 +172,21 @@ class PostgresBackend:
     def try_acquire(self, request: Request, budget: Budget) -> Granted | Refused:
         """See `Backend.try_acquire`."""
         until = self._known_held.get(request.name)
-        if until is not None:
-            found = self._look(request, until, budget)
-            if found is not None:
-                return found
+        answer = None if until is None else self._look(request, until, budget)
+        if answer is not None:
+            return answer
         answer = self._converse(lambda link, sql: self._ask(link, sql, request), budget)
-        if isinstance(answer, Refused) and answer.lease is not None and answer.retry_after > BUSY_RETRY_AFTER:
+        if isinstance(answer, Refused) and answer.retry_after > BUSY_RETRY_AFTER:
             self._remember(request.name, clock.now() + answer.retry_after)
         return answer
 
-    def _look(self, request: Request, until: float, budget: Budget) -> Refused | None:
+    def _look(self, request: Request, until: float, budget: Budget) -> Granted | Refused | None:
         """Look without asking when the last answer said that the name is held for longer: the common case of losing."""
         if until > clock.now():
-            row = self._converse(lambda link, sql: _first(link.rows(sql.look, {"name": request.name})), budget)
-            if row is not None and row[8] > row[9]:
-                return _refused(_lease(row))
+            params = {"name": request.name, "lease_id": request.lease_id}
+            answer = _answer(self._converse(lambda link, sql: link.rows(sql.look, params), budget))
+            if answer is not None:
+                return answer
         self._known_held.pop(request.name, None)
         return None
 
@@ -199,33 +204,28 @@ class PostgresBackend:
             "metadata": json.dumps(dict(request.metadata), ensure_ascii=False) if request.metadata else None,
         }
         try:
-            rows = link.rows(sql.try_acquire, params)
+            answer = _answer(link.rows(sql.try_acquire, params))
         except Exception as error:
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
                 raise
-            rows = []  # somebody's uncommitted insert of this very name
-        for row in rows:
-            if row[0] == "granted":
-                return Granted(_lease(row))
-        if rows and rows[0][0] == "held":
-            return _refused(_lease(rows[0]))
-        return self._collided(link, sql, request)
+            answer = None  # somebody's uncommitted insert of this very name
+        return answer or self._collided(link, sql, request)
 
     def _collided(self, link: Link, sql: Statements, request: Request) -> Granted | Refused:
         """Learn who won: somebody has the row locked, or made it in the same instant."""
-        row = None
+        rows: list[Row] = []
         for pause in _COLLISION_PAUSES:
             if pause and self._closing.wait(pause):
                 break
-            row = _first(link.rows(sql.look, {"name": request.name}))
-            if row is not None and row[8] > row[9]:
-                return _refused(_lease(row))
-        if row is None:
+            rows = link.rows(sql.look, {"name": request.name, "lease_id": request.lease_id})
+            if (answer := _answer(rows)) is not None:
+                return answer
+        if not rows:
             self._refuse_unknown_protocol(link)
-        return Refused(_lease(row) if row else None, BUSY_RETRY_AFTER)
+        return Refused(_lease(rows[0]) if rows else None, BUSY_RETRY_AFTER)
 
     def _refuse_unknown_protocol(self, link: Link) -> None:
-        """A new name was not granted and nobody else has it: either its rival has not committed yet, or the mark is wrong."""
+        """Tell a rival who has not committed yet from a wrong mark: a new name was not granted and nobody has it."""
         if self._names.schema is not None:
             marks = link.rows(f"SELECT protocol FROM {self._names.meta}")  # noqa: S608  # checked and quoted identifiers
             if marks != [(PROTOCOL,)]:
@@ -234,7 +234,7 @@ class PostgresBackend:
                     "upgrade pglease, or run `pglease schema apply`"
                 )
 
-    def renew(self, renewals: Sequence[Renewal], budget: Budget) -> list[RenewalOutcome]:
+    def renew(self, renewals: Sequence[Renewal], budget: Budget) -> builtins.list[RenewalOutcome]:
         """See `Backend.renew`. Uses the connection that is kept for renewals."""
         if not renewals:
             return []
@@ -275,16 +275,17 @@ class PostgresBackend:
 
     def get(self, name: str, budget: Budget) -> Lease | None:
         """See `Backend.get`."""
-        row = self._converse(lambda link, sql: _first(link.rows(sql.look, {"name": name})), budget)
+        params = {"name": name, "lease_id": None}
+        row = self._converse(lambda link, sql: _first(link.rows(sql.look, params)), budget)
         return None if row is None else _lease(row)
 
-    def list(self, prefix: str, budget: Budget, *, ended: bool = False) -> list[Lease]:
+    def list(self, prefix: str, budget: Budget, *, ended: bool = False) -> builtins.list[Lease]:
         """See `Backend.list`."""
         params = {"prefix": prefix, "ended": ended}
         return [_lease(row) for row in self._converse(lambda link, sql: link.rows(sql.list, params), budget)]
 
     def cleanup(self, older_than: float, budget: Budget) -> int:
-        """See `Backend.cleanup`. Needs DELETE on the table; each batch of 1000 holds the table for a few milliseconds."""
+        """See `Backend.cleanup`. Needs DELETE; each batch of 1000 holds the table for a few milliseconds."""
         total = 0
         while True:
             deleted = self._converse(lambda link, sql: _cleanup_batch(link, sql, older_than), budget)
@@ -305,14 +306,18 @@ class PostgresBackend:
             wait=tenacity.wait_random_exponential(multiplier=0.02, max=0.5),
             stop=lambda state: self._closing.is_set() or budget.left() <= state.upcoming_sleep,
             retry=tenacity.retry_if_exception_type(BackendUnavailable),
-            sleep=self._closing.wait,
+            sleep=self._sleep,
             reraise=True,
         )
         try:
-            return retrying(self._once, talk, budget, reserved=reserved)
+            answer: T = retrying(self._once, talk, budget, reserved=reserved)
         except BackendUnavailable as last:
             last.outcome_unknown = last.outcome_unknown or unknown
             raise
+        return answer
+
+    def _sleep(self, seconds: float) -> None:
+        self._closing.wait(seconds)
 
     def _once(self, talk: Callable[[Link, Statements], T], budget: Budget, *, reserved: bool) -> T:
         statements = self._statements or self._settled(budget)
@@ -361,7 +366,7 @@ class PostgresBackend:
         """Return the GRANT statements for each role: app, guard, cleanup, read-only."""
         return postgres_schema.grants(self._names)
 
-    def apply_schema(self, *, force: bool = False, timeout: float = 30.0) -> list[str]:
+    def apply_schema(self, *, force: bool = False, timeout: float = 30.0) -> builtins.list[str]:
         """Make or upgrade the tables; return what was done, one sentence each.
 
         Args:
@@ -376,7 +381,7 @@ class PostgresBackend:
         self._statements = None
         return done
 
-    def schema_diff(self, *, timeout: float = 30.0) -> list[str]:
+    def schema_diff(self, *, timeout: float = 30.0) -> builtins.list[str]:
         """Return what the tables lack or have too much of, one sentence each; empty when all is in order."""
         with self.connections.lend(self._budget(timeout)) as link:
             return postgres_schema.diff(link, self._names)
@@ -394,6 +399,17 @@ class PostgresBackend:
 
 def _first(rows: list[Row]) -> Row | None:
     return rows[0] if rows else None
+
+
+def _answer(rows: list[Row]) -> Granted | Refused | None:
+    """Read a grant or a refusal; None when the name is free or about to be somebody's."""
+    for row in rows:
+        if row[0] == "granted":
+            return Granted(_lease(row))
+        if row[0] == "held":
+            lease = _lease(row)
+            return Refused(lease, lease.time_remaining())
+    return None
 
 
 def _lease(row: Row) -> Lease:
@@ -414,10 +430,9 @@ def _lease(row: Row) -> Lease:
 
 def _moment(epoch: float) -> datetime:
     try:
-        return datetime.fromtimestamp(epoch, timezone.utc)
+        return datetime.fromtimestamp(epoch, UTC)
     except (OverflowError, ValueError):  # a row written by hand may say 'infinity'; reading it must not fail
-        edge = datetime.max if epoch > 0 else datetime.min
-        return edge.replace(tzinfo=timezone.utc)
+        return datetime(9999, 12, 31, tzinfo=UTC) if epoch > 0 else datetime(1, 1, 1, tzinfo=UTC)
 
 
 def _metadata(written: str | None) -> Any:
@@ -425,10 +440,6 @@ def _metadata(written: str | None) -> Any:
         return NOTHING
     read = json.loads(written)
     return MappingProxyType(read) if isinstance(read, dict) else NOTHING
-
-
-def _refused(lease: Lease) -> Refused:
-    return Refused(lease, lease.time_remaining())
 
 
 def _refuse_busy(verdict: str, name: str) -> None:

@@ -1,8 +1,8 @@
 """Where connections come from: our own pool, or somebody else's, lent for one conversation.
 
-Our own are autocommit, bounded in everything, and go back to the pool without a second round trip. Borrowed ones must be idle
-and are given back as they came. Either way a conversation that outlasts its budget is cut off at the socket: a server that is
-frozen behind a healthy kernel answers neither time-outs of the driver nor `tcp_user_timeout`.
+Our own are autocommit, bounded in everything, and go back to the pool without a second round trip. Borrowed ones must
+be idle and are given back as they came. Either way a conversation that outlasts its budget is cut off at the socket: a
+server that is frozen behind a healthy kernel answers neither time-outs of the driver nor `tcp_user_timeout`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Connections(Protocol):
     def lend(self, budget: Budget, *, reserved: bool = False) -> AbstractContextManager[Link]:
         """Lend one connection for one conversation that ends within the budget.
 
-        `reserved` asks for the one that is kept for renewals. Inside, `budget.sending()` has been called; a driver's error
-        comes out as ours.
+        `reserved` asks for the one that is kept for renewals. Inside, `budget.sending()` has been called; a driver's
+        error comes out as ours.
         """
 
     def forget(self) -> None:
@@ -108,6 +108,7 @@ class Report:
         self.unprepared = False
 
     def failed(self, error: BackendError) -> None:
+        """Note why no connection could be made."""
         self.last = error
         self.failures += 1
 
@@ -278,7 +279,7 @@ class OwnConnections:
 
 
 class _Loan:
-    """One connection of our pool for one conversation. A class, since a generator would cost as much as reading a row."""
+    """One connection of our pool for one conversation; no generator, which would cost as much as reading a row."""
 
     __slots__ = ("_budget", "_connection", "_connections", "_reserved")
 
@@ -378,6 +379,7 @@ def _refuse_if_busy(connection: Any) -> None:
         raise BackendUnavailable("the connection factory lent a closed connection")
     if status != 0:
         raise ConfigurationError(
-            "the connection factory lent a connection that is inside a transaction: a lease cannot be taken there, because "
-            "it would depend on that transaction's commit. Lend a connection of its own, or end the transaction first"
+            "the connection factory lent a connection that is inside a transaction: a lease cannot be taken there, "
+            "because it would depend on that transaction's commit. Lend a connection of its own, or end the "
+            "transaction first"
         )

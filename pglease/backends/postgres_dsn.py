@@ -1,13 +1,14 @@
 """The PostgreSQL address a user gave: read by libpq's own parser, its secrets never shown.
 
-libpq's error texts repeat pieces of what they could not parse, passwords included. So everything is checked here first, and
-what libpq says about a malformed address is never passed on.
+libpq's error texts repeat pieces of what they could not parse, passwords included. So everything is checked here first,
+and what libpq says about a malformed address is never passed on.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -71,13 +72,13 @@ def _parsed(address: str) -> dict[str, Any]:
         from psycopg.conninfo import conninfo_to_dict
     except ImportError:
         raise MissingDependencyError("PostgreSQL needs psycopg: install pglease with its base dependencies") from None
-    problem = None
-    try:
+    params: dict[str, Any] | None = None
+    with suppress(ProgrammingError, UnicodeError, ValueError):
         params = conninfo_to_dict(plain)
-    except (ProgrammingError, UnicodeError, ValueError):
-        problem = "the PostgreSQL address cannot be parsed: percent-encode special characters in user and password"
-    if problem:  # raised outside the handler, so that the error's context does not carry libpq's text
-        raise ConfigurationError(problem)
+    if params is None:  # raised outside the handler, so that the error's context does not carry libpq's text
+        raise ConfigurationError(
+            "the PostgreSQL address cannot be parsed: percent-encode special characters in user and password"
+        )
     _check_port(params)
     return params
 
@@ -105,5 +106,6 @@ def _check_port(params: Mapping[str, Any]) -> None:
     ports = str(params.get("port", "") or "").split(",")
     if not all(port == "" or (port.isdigit() and 0 < int(port) < 65536) for port in ports):
         raise ConfigurationError(
-            "the PostgreSQL address has a port that is no number from 1 to 65535: percent-encode '/' and ':' in the password"
+            "the PostgreSQL address has a port that is no number from 1 to 65535: "
+            "percent-encode '/' and ':' in the password"
         )

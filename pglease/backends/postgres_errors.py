@@ -1,7 +1,8 @@
 """What a driver's error means for us: worth retrying, misconfigured, or a statement to be prepared again.
 
-psycopg 3 and psycopg2 say the same things differently (after `pg_terminate_backend` one has SQLSTATE 57P01, the other none and
-a closed connection), so errors are read by SQLSTATE first and by the names of their classes second; no driver is imported.
+psycopg 3 and psycopg2 say the same things differently (after `pg_terminate_backend` one has SQLSTATE 57P01, the other
+none and a closed connection), so errors are read by SQLSTATE first and by the names of their classes second; no driver
+is imported.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One lent connection, whichever driver made it: rows in, rows out, transactions on request.
 
-`Link` is all that the statements above know of a driver. It serves psycopg 3 and psycopg2 connections alike, reads rows of
-any shape (tuples, dicts, named tuples, whatever a cursor factory makes) by position, and never touches a transaction it did
-not open.
+`Link` is all that the statements above know of a driver. It serves psycopg 3 and psycopg2 connections alike, reads rows
+of any shape (tuples, dicts, named tuples, whatever a cursor factory makes) by position, and never touches a transaction
+it did not open.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Link:
 
     Args:
         connection: a psycopg 3 or psycopg2 connection.
-        in_transactions: whether every statement runs in a READ COMMITTED transaction of its own, begun and committed here:
-            on borrowed connections and where the server's default isolation is another. A snapshot older than a lock wait
-            would read a stale token floor.
+        in_transactions: whether every statement runs in a READ COMMITTED transaction of its own, begun and committed
+            here: on borrowed connections and where the server's default isolation is another. A snapshot older than a
+            lock wait would read a stale token floor.
     """
 
     __slots__ = ("_begun", "connection", "in_transactions")

@@ -1,7 +1,8 @@
 """Our own psycopg connections. Imported when the first one is made, so that `import pglease` loads no driver.
 
-Statements go through `psycopg.pq`, psycopg's own layer below its cursors: ours are few and fixed, and what a cursor does for a
-statement it does not know yet (parse placeholders, choose dumpers, decide about preparing) costs a third of a round trip.
+Statements go through `psycopg.pq`, psycopg's own layer below its cursors: ours are few and fixed, and what a cursor
+does for a statement it does not know yet (parse placeholders, choose dumpers, decide about preparing) costs a third of
+a round trip.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class OwnLink(Link):
             result = self._result()
             return _read(result, _readers(result))
         known = self._prepared.get(statement) or self._prepare(self._prepared, statement)
-        self._pgconn.send_query_prepared(known.name, [_written(params[name]) for name in known.params] if params else None)
+        self._pgconn.send_query_prepared(
+            known.name, [_written(params[name]) for name in known.params] if params else None
+        )
         result = self._result()
         if known.readers is None and result.status == pq.ExecStatus.TUPLES_OK:
             known.readers = _readers(result)
@@ -155,7 +158,7 @@ class Connection(psycopg.Connection[Any]):
         raise psycopg.OperationalError(str(ours))
 
     def _settle_in(self, report: Report) -> None:
-        pid, in_recovery, read_only, isolation = self.execute(PROBE, prepare=False).fetchone()
+        ((pid, in_recovery, read_only, isolation),) = self.execute(PROBE, prepare=False).fetchall()
         if in_recovery:
             raise BackendUnavailable("the server is a standby; leases need the primary")
         if read_only:

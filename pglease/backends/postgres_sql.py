@@ -1,9 +1,9 @@
 """The statements, on one screen each. What decides who holds a lease is here and nowhere else.
 
-Every writing statement **locks first** in a MATERIALIZED step, **judges** the locked row with `clock_timestamp()` in a second
-one, and only then writes from that. PostgreSQL evaluates SET and WHERE of an UPDATE *before* it waits for a row lock, and not
-again if the blocker only locked the row: without the steps a takeover is born expired and a renewal revives a lapsed hold.
-The judgement may not stand on the UPDATE's own table, or the planner may run it before the lock.
+Every writing statement **locks first** in a MATERIALIZED step, **judges** the locked row with `clock_timestamp()` in a
+second one, and only then writes from that. PostgreSQL evaluates SET and WHERE of an UPDATE *before* it waits for a row
+lock, and not again if the blocker only locked the row: without the steps a takeover is born expired and a renewal
+revives a lapsed hold. The judgement may not stand on the UPDATE's own table, or the planner may run it before the lock.
 
 `now()` is the start of the transaction and is never used. Functions are named with their schema, since a hostile
 `search_path` can shadow them.
@@ -20,19 +20,26 @@ _SECONDS = "pg_catalog.make_interval(secs => {})"
 _RECORD = """{verdict} AS verdict, task_name, owner_id, fencing_token, transitions, metadata::text AS metadata,
        extract(epoch FROM acquired_at)::float8 AS acquired_at, extract(epoch FROM heartbeat_at)::float8 AS heartbeat_at,
        extract(epoch FROM expires_at)::float8 AS expires_at, extract(epoch FROM seen_at)::float8 AS seen_at"""
-"""What every statement returns about a row, in the order that `postgres._lease` reads. Epochs, since drivers and session
-time zones differ about timestamps; text for metadata, since drivers differ about jsonb."""
+"""What every statement returns about a row, in the order that `postgres._lease` reads. Epochs, since drivers and
+session time zones differ about timestamps; text for metadata, since drivers differ about jsonb."""
 
-# try_acquire, when a recent answer said that the name is held: C1 C10. A plain look; the store is asked for no more.
+_VERDICT = """CASE WHEN seen.expires_at <= seen.seen_at THEN 'over'
+            WHEN seen.lease_id = %(lease_id)s::uuid THEN 'granted' ELSE 'held' END"""
+"""What a look says to somebody who asks with `lease_id`; `granted` is that one's own earlier grant (C13)."""
+
+# get, and try_acquire when a recent answer said that the name is held: C1 C10. A plain look.
 _LOOK = """
 SELECT {record} FROM (
-  SELECT l.*, pg_catalog.clock_timestamp() AS seen_at FROM {leases} l WHERE l.task_name = %(name)s::text
+  SELECT {judged} AS verdict, seen.* FROM (
+    SELECT l.*, pg_catalog.clock_timestamp() AS seen_at FROM {leases} l WHERE l.task_name = %(name)s::text
+  ) AS seen
 ) AS found
 """
 
-# try_acquire: C1 C2 C3 C13. Looks first, so that losing writes nothing and learns the holder; takes over a row whose hold is
-# over, unless somebody has it locked; makes the row if there is none. ON CONFLICT names no target: a target would not cover
-# the second unique index. The lock timeout bounds the wait for somebody's uncommitted insert; it ends with the statement.
+# try_acquire: C1 C2 C3 C13. Looks first, so that losing writes nothing and learns the holder; takes over a row whose
+# hold is over, unless somebody has it locked; makes the row if there is none. ON CONFLICT names no target: a target
+# would not cover the second unique index. The lock timeout bounds the wait for somebody's uncommitted insert; it ends
+# with the statement.
 _TRY_ACQUIRE = """
 WITH seen AS MATERIALIZED (
   SELECT l.*, pg_catalog.clock_timestamp() AS seen_at FROM {leases} l WHERE l.task_name = %(name)s::text
@@ -51,7 +58,8 @@ WITH seen AS MATERIALIZED (
   WHERE l.task_name = j.task_name AND j.expires_at <= j.seen_at
   RETURNING l.*, j.seen_at
 ), born AS (
-  INSERT INTO {leases} AS l (task_name, owner_id, lease_id, fencing_token, metadata, acquired_at, heartbeat_at, expires_at)
+  INSERT INTO {leases} AS l
+    (task_name, owner_id, lease_id, fencing_token, metadata, acquired_at, heartbeat_at, expires_at)
   SELECT %(name)s::text, %(owner)s::text, %(lease_id)s::uuid, m.token_floor + 1, %(metadata)s::jsonb,
          t.now, t.now, t.now + {ttl}
   FROM {meta} m, (SELECT pg_catalog.clock_timestamp() AS now) t
@@ -63,13 +71,12 @@ WITH seen AS MATERIALIZED (
 SELECT {record} FROM (
   SELECT 'granted' AS verdict, taken.* FROM taken
   UNION ALL SELECT 'granted', born.* FROM born
-  UNION ALL SELECT CASE WHEN seen.expires_at <= seen.seen_at THEN 'over'
-                        WHEN seen.lease_id = %(lease_id)s::uuid THEN 'granted' ELSE 'held' END, seen.* FROM seen
+  UNION ALL SELECT {judged}, seen.* FROM seen
 ) AS answer
 """
 
-# renew: C4 C5. One statement for any number of holds. Locks in key order, so that two batches cannot deadlock; NO KEY, so
-# that a guard's KEY SHARE does not stop it; skips what others have locked, so that one row never stalls the rest.
+# renew: C4 C5. One statement for any number of holds. Locks in key order, so that two batches cannot deadlock; NO KEY,
+# so that a guard's KEY SHARE does not stop it; skips what others have locked, so that one row never stalls the rest.
 _RENEW = """
 WITH wanted AS MATERIALIZED (
   SELECT * FROM ROWS FROM (pg_catalog.unnest(%(names)s::text[]), pg_catalog.unnest(%(lease_ids)s::uuid[]),
@@ -163,8 +170,9 @@ SELECT {record} FROM (
 ) AS found ORDER BY task_name
 """
 
-# cleanup, inside a transaction: C3 C7. A row that is deleted takes its token along, so new rows must start above it, and the
-# table lock keeps out an insert that has already read the old floor. The lock timeout keeps a queue from forming behind us.
+# cleanup, inside a transaction: C3 C7. A row that is deleted takes its token along, so new rows must start above it,
+# and the table lock keeps out an insert that has already read the old floor. The lock timeout keeps a queue from
+# forming behind us.
 _CLEANUP_LOCK = """
 SELECT pg_catalog.set_config('lock_timeout', '100ms', true)
 """
@@ -207,11 +215,12 @@ class Statements:
 
 def _rendered(template: str, names: TableNames, protocol: int) -> str:
     ttl = "j.ttl" if template is _RENEW else "%(ttl)s::float8"
-    verdict = "'seen'" if template in (_LOOK, _LIST) else "verdict"
+    verdict = "'seen'" if template is _LIST else "verdict"
     return template.format(
         leases=names.leases,
         meta=names.meta,
         protocol=protocol,
+        judged=_VERDICT,
         record=_RECORD.format(verdict=verdict),
         ttl=_SECONDS.format(ttl),
         min_hold=_SECONDS.format("%(min_hold)s::float8"),
