@@ -54,7 +54,7 @@ def visit(lend: Lend, probe: Callable[[], None] | None = None) -> list[Check]:
 
 
 @pytest.fixture
-def server(dsn: str) -> doctor._Server:
+def facts(dsn: str) -> doctor._Server:
     with linked(dsn) as link:
         return doctor._ask(link)
 
@@ -143,10 +143,10 @@ def test_an_index_on_changing_columns_is_pointed_at(dsn: str) -> None:
     ],
 )
 def test_each_verbs_rights_are_named_with_their_grant(
-    dsn: str, granted: str, statuses: list[str], remedies: str
+    admin_dsn: str, granted: str, statuses: list[str], remedies: str
 ) -> None:
     name = f"role_{uuid.uuid4().hex}"
-    with made(dsn) as link:
+    with made(admin_dsn) as link:
         link.script(f"CREATE ROLE {name}; GRANT {granted} ON pglease_leases TO {name}")
         link.script(f"GRANT SELECT ON pglease_leases_meta TO {name}; SET ROLE {name}")
         try:
@@ -172,14 +172,14 @@ def test_a_read_only_session_fails(dsn: str) -> None:
     assert "default_transaction_read_only" in found(checks, "primary").text
 
 
-def test_a_replica_fails(server: doctor._Server) -> None:
-    check = doctor._writable(replace(server, in_recovery=True))
+def test_a_replica_fails(facts: doctor._Server) -> None:
+    check = doctor._writable(replace(facts, in_recovery=True))
 
     assert (check.status, check.remedy) == ("fail", "connect to the primary")
 
 
-def test_an_old_server_fails(server: doctor._Server) -> None:
-    assert doctor._version(replace(server, version="13.9", version_number=130009)).status == "fail"
+def test_an_old_server_fails(facts: doctor._Server) -> None:
+    assert doctor._version(replace(facts, version="13.9", version_number=130009)).status == "fail"
 
 
 def test_a_pooler_shows_by_the_process_it_claims(dsn: str) -> None:
@@ -202,9 +202,7 @@ def test_a_pooler_shows_by_the_process_it_claims(dsn: str) -> None:
         ("idle_session_timeout=5s", "time-outs", "idle_session_timeout is 5 s"),
     ],
 )
-def test_a_setting_that_harms_is_warned_of(
-    server: doctor._Server, dsn: str, setting: str, name: str, word: str
-) -> None:
+def test_a_setting_that_harms_is_warned_of(facts: doctor._Server, dsn: str, setting: str, name: str, word: str) -> None:
     with made(dsn):
         kept = lending(dsn, options=f"-c {setting}")
         checks = visit(kept if name != "durability" else fsynced(kept))
@@ -243,12 +241,12 @@ def test_another_default_isolation_is_nothing_to_worry_about(dsn: str) -> None:
     assert (check.status, check.text) == ("ok", "the default is serializable; leases use read committed all the same")
 
 
-def test_an_encoding_that_cannot_hold_every_name_is_warned_of(dsn: str) -> None:
+def test_an_encoding_that_cannot_hold_every_name_is_warned_of(admin_dsn: str) -> None:
     name = f"latin_{uuid.uuid4().hex}"
-    with linked(dsn) as link:
+    with linked(admin_dsn) as link:
         link.script(f"CREATE DATABASE {name} ENCODING LATIN1 TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
         try:
-            checks = visit(lending(make_conninfo(dsn, dbname=name)))
+            checks = visit(lending(make_conninfo(admin_dsn, dbname=name)))
         finally:
             link.script(f"DROP DATABASE {name}")
 
@@ -256,8 +254,8 @@ def test_an_encoding_that_cannot_hold_every_name_is_warned_of(dsn: str) -> None:
     assert "LATIN1" in found(checks, "encoding").text
 
 
-def test_the_clock_is_told_and_never_judged(server: doctor._Server) -> None:
-    checks = list(doctor._about_time(replace(server, ahead=3600.0), 60.0))
+def test_the_clock_is_told_and_never_judged(facts: doctor._Server) -> None:
+    checks = list(doctor._about_time(replace(facts, ahead=3600.0), 60.0))
 
     assert found(checks, "clock").status == "ok"
     assert "60 min ahead of this host" in found(checks, "clock").text
@@ -270,9 +268,9 @@ def test_few_hot_updates_are_warned_of_once_there_are_many(updates: int, hot: in
     assert doctor._hot(updates, hot).status == status
 
 
-def test_dead_rows_and_a_missing_autovacuum_are_warned_of(server: doctor._Server) -> None:
-    without = replace(server, settings={**server.settings, "autovacuum": "off"})
-    with_it = replace(server, settings={**server.settings, "autovacuum": "on"})
+def test_dead_rows_and_a_missing_autovacuum_are_warned_of(facts: doctor._Server) -> None:
+    without = replace(facts, settings={**facts.settings, "autovacuum": "off"})
+    with_it = replace(facts, settings={**facts.settings, "autovacuum": "on"})
 
     assert doctor._bloat(with_it, 10, 100, 8192).status == "ok"
     assert doctor._bloat(with_it, 10, 50_000, 1 << 23).status == "warn"

@@ -194,8 +194,8 @@ def test_it_is_not_upgraded_unless_wanted(dsn: str) -> None:
         assert not has_changed(link)
 
 
-def test_a_role_that_does_not_own_it_is_told_who_does(dsn: str) -> None:
-    with published(dsn) as link:
+def test_a_role_that_does_not_own_it_is_told_who_does(admin_dsn: str) -> None:
+    with published(admin_dsn) as link:
         name = f"role_{link.rows('SELECT pg_catalog.gen_random_uuid()::text')[0][0].replace('-', '_')}"
         link.script(f'CREATE ROLE "{name}"; GRANT SELECT ON pglease_leases TO "{name}"')
         link.script(f'GRANT CREATE ON SCHEMA public TO "{name}"')
