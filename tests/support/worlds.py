@@ -30,7 +30,7 @@ WHERE task_name = %s
 """What a rival's takeover does to a row, in one step, so that no renewal comes in between."""
 
 
-# -- waiting for something, with a bound -----------------------------------------------------------------------------------
+# -- waiting for something, with a bound
 
 
 def wait_until(condition: Callable[[], T], within: float = 5.0, every: float = 0.01) -> T:
@@ -62,7 +62,7 @@ class Stopwatch:
         return time.monotonic() - self._since
 
 
-# -- clients ---------------------------------------------------------------------------------------------------------------
+# -- clients
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def renew(backend: PostgresBackend, name: str, lease_id: str, ttl: float = 60.0)
 
 
 def all_at_once(tasks: list[Callable[[], T]], within: float = 60.0) -> list[T]:
-    """Run each task on a thread of its own, from a common start; return what they returned, or raise what one raised."""
+    """Run each task on a thread of its own, from a common start; return their answers, or raise what one raised."""
     barrier = threading.Barrier(len(tasks))
     found: list[Any] = [None] * len(tasks)
 
@@ -122,7 +122,7 @@ def all_at_once(tasks: list[Callable[[], T]], within: float = 60.0) -> list[T]:
         barrier.wait(within)
         try:
             found[place] = tasks[place]()
-        except BaseException as error:  # noqa: BLE001  # raised below, in the test's own thread
+        except BaseException as error:  # raised below, in the test's own thread
             found[place] = error
 
     threads = [threading.Thread(target=run, args=(place,)) for place in range(len(tasks))]
@@ -137,7 +137,7 @@ def all_at_once(tasks: list[Callable[[], T]], within: float = 60.0) -> list[T]:
     return found
 
 
-# -- the table, behind everybody's back ------------------------------------------------------------------------------------
+# -- the table, behind everybody's back
 
 
 def connect(dsn: str, **options: Any) -> psycopg.Connection[Any]:
@@ -230,7 +230,7 @@ def nobody_waits(dsn: str) -> Iterator[None]:
     assert not seen, f"somebody waited for a lock: {seen[0]}"
 
 
-# -- processes -------------------------------------------------------------------------------------------------------------
+# -- processes
 
 _PRELUDE = """
 import sys
@@ -242,7 +242,7 @@ def hear(): return sys.stdin.readline().strip()
 
 
 class Child:
-    """A Python process that answers on its standard output, line by line. `dsn`, `say` and `hear` are there for its script."""
+    """A Python process that answers line by line. `dsn`, `say` and `hear` are there for its script."""
 
     def __init__(self, script: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
