@@ -1,6 +1,7 @@
 """One PostgreSQL for the run, one database for each test, and whatever else a test asks for.
 
-`pytest` with no arguments starts everything. `PGLEASE_TEST_DSN` names an existing server (as a superuser) to use instead.
+`pytest` with no arguments starts everything. `PGLEASE_TEST_DSN` names an existing server (as a superuser) to use
+instead.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def database(server: RunServer) -> Iterator[str]:
 
 @pytest.fixture
 def dsn(server: RunServer, database: str) -> str:
-    """A DSN of a fresh, empty database; its role owns the database and is not a superuser; the canary is its password."""
+    """A DSN of a fresh, empty database, as its owner, who is no superuser; the canary is the password."""
     return server.dsn(database)
 
 

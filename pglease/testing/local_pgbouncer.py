@@ -42,8 +42,8 @@ def find_pgbouncer(program: str | os.PathLike[str] | None = None) -> Path:
 class PgBouncer:
     """One private PgBouncer; `with PgBouncer(dsn) as bouncer:` starts and stops it.
 
-    It runs as `nobody` where we are root, listens on 127.0.0.1, logs its client in by SCRAM with the password of `dsn`, and
-    goes down when this process dies. Every database of the server is reachable through it, as the user of `dsn`.
+    It runs as `nobody` where we are root, listens on 127.0.0.1, logs its client in by SCRAM with the password of `dsn`,
+    and goes down when this process dies. Every database of the server is reachable through it, as the user of `dsn`.
 
     Attributes:
         host: 127.0.0.1.
@@ -121,7 +121,7 @@ class PgBouncer:
         return self.log_path.read_text(errors="replace")
 
     def admin(self, command: str) -> list[dict[str, Any]]:
-        """Run a command of its admin console and return the rows, if any: `SHOW POOLS`, `PAUSE`, `RECONNECT`, `KILL db`."""
+        """Run a command of its admin console (`SHOW POOLS`, `PAUSE`, `RECONNECT`) and return the rows, if any."""
         import psycopg
         from psycopg.rows import dict_row
 

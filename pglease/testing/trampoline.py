@@ -1,8 +1,8 @@
 """Run as a script between us and a server: give up root, ask to die with the parent, become the server.
 
-A `preexec_fn` could do the same, but not beside other threads, and Python warns of it. The interpreter may live where the new
-user cannot go, so everything is imported before root is given up. Used as `python -I -S trampoline.py UID GID SIGNAL PARENT
-PROGRAM ARGUMENT...`; a negative UID stays who we are.
+A `preexec_fn` could do the same, but not beside other threads, and Python warns of it. The interpreter may live where
+the new user cannot go, so everything is imported before root is given up. Used as `python -I -S trampoline.py UID GID
+SIGNAL PARENT PROGRAM ARGUMENT...`; a negative UID stays who we are.
 """
 
 import ctypes

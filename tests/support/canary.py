@@ -1,8 +1,8 @@
 """The canary: a password that is in the DSN of every test, and must come out nowhere.
 
-Searched after each phase of each test: what it printed, every log record (extras and tracebacks too, down to DEBUG for our own
-logger), every exception that it expected or died of with all its causes, and the output of the programs it ran. A sighting
-fails the test.
+Searched after each phase of each test: what it printed, every log record (extras and tracebacks too, down to DEBUG for
+our own logger), every exception that it expected or died of with all its causes, and the output of the programs it ran.
+A sighting fails the test.
 """
 
 from __future__ import annotations

