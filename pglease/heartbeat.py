@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from pglease import clock, options, watchdog
+from pglease import clock, identity, options, watchdog
 from pglease.backends.base import Backend, Budget
 from pglease.errors import BackendClosed, BackendError, BackendUnavailable, PgleaseError, ReleaseError
 from pglease.events import Event, EventKind, Observer
@@ -262,6 +262,13 @@ class HeartbeatManager:
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
+        if (greener := identity.threads_are_green()) is not None:
+            log.warning(
+                "%s has made greenlets of the threads: while one greenlet computes, or blocks in C, no lease is renewed; "
+                "give busy work a ttl that outlasts it, or a process without %s",
+                greener,
+                greener,
+            )
         thread = threading.Thread(target=self._run, name="pglease-heartbeat", daemon=True)
         thread.start()
         self._thread = thread

@@ -29,3 +29,11 @@ def current_caller() -> tuple[int, int]:
     except RuntimeError:
         task = None
     return threading.get_ident(), id(task) if task else 0
+
+
+def threads_are_green() -> str | None:
+    """Return who has put greenlets in the place of threads, or None: such a thread runs only when all others let it."""
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        return "gevent"
+    return "eventlet" if eventlet is not None and eventlet.is_monkey_patched("thread") else None
