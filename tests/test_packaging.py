@@ -1,0 +1,146 @@
+"""What people install: the wheel, from the outside."""
+
+import email
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+# One wheel and one environment for all of these.
+pytestmark = [pytest.mark.xdist_group("packaging"), pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+DRIVERS = [
+    *("psycopg", "psycopg2", "psycopg_pool", "redis", "valkey", "lightkube", "kubernetes", "sqlite3"),
+    *("django", "sqlalchemy", "alembic", "celery", "apscheduler", "fastapi", "flask", "starlette"),
+    *("click", "rich", "prometheus_client", "opentelemetry", "pytest"),
+]
+"""What `import pglease` must leave alone: each is imported by those who use it."""
+IMPORT_BUDGET = 0.050
+"""Seconds that `import pglease` may add to the start of an interpreter."""
+ATTEMPTS = 7
+
+
+def run(*argv, **options):
+    done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, f"{argv}\n{done.stdout}{done.stderr}"
+    return done
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """The wheel, built from a copy of the tree: building leaves files beside the sources."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    options = ["--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", out]
+    run(sys.executable, "-m", "pip", "wheel", *options, source)
+    return next(out.glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def elsewhere(tmp_path_factory, wheel):
+    """The interpreter of an environment that holds the wheel, what it depends on, and nothing else."""
+    home = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", home)
+    python = home / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", wheel)
+    return python
+
+
+def in_package(suffix):
+    return {str(path.relative_to(ROOT)) for path in (ROOT / "pglease").rglob(f"*{suffix}")}
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+
+    assert {name.split("/")[0] for name in names} == {"pglease", "pglease-0.1.0.dist-info"}
+    assert in_package(".py") <= names
+
+
+def test_the_wheel_holds_the_type_marker_and_every_sql_file(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+
+    assert "pglease/py.typed" in names
+    assert in_package(".sql")
+    assert in_package(".sql") <= names
+
+
+def test_the_metadata_says_what_people_need_to_know(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = email.message_from_bytes(archive.read("pglease-0.1.0.dist-info/METADATA"))
+        entry_points = archive.read("pglease-0.1.0.dist-info/entry_points.txt").decode()
+
+    assert metadata["License-Expression"] == "MIT"
+    assert metadata["Requires-Python"] == ">=3.11"
+    base = {word.split(">")[0] for word in metadata.get_all("Requires-Dist") if "extra ==" not in word}
+    assert base == {"psycopg[binary]", "psycopg-pool", "tenacity", "click", "durationpy"}
+    assert entry_points.split() == ["[console_scripts]", "pglease", "=", "pglease.cli:main"]
+
+
+def test_the_extra_dev_is_the_dependency_group_dev():
+    assert PROJECT["project"]["optional-dependencies"]["dev"] == PROJECT["dependency-groups"]["dev"]
+
+
+def test_the_extra_all_names_every_extra_but_dev():
+    extras = PROJECT["project"]["optional-dependencies"]
+
+    named = {extra for line in extras["all"] for extra in line.removeprefix("pglease[").removesuffix("]").split(",")}
+
+    assert named == extras.keys() - {"all", "dev"}
+
+
+def test_the_version_is_said_once(elsewhere):
+    code = "import importlib.metadata as m, pglease; print(pglease.__version__, m.version('pglease'))"
+
+    assert run(elsewhere, "-I", "-c", code).stdout.split() == [PROJECT["project"]["version"]] * 2
+
+
+def test_the_command_runs(elsewhere):
+    said = run(elsewhere.parent / "pglease", "--version").stdout
+
+    assert PROJECT["project"]["version"] in said
+
+
+def test_the_sql_files_can_be_read_where_they_are_installed(elsewhere):
+    code = (
+        "import pglease, pathlib;"
+        "root = pathlib.Path(pglease.__file__).parent;"
+        "print(sorted(str(path.relative_to(root.parent)) for path in root.rglob('*.sql')))"
+    )
+
+    assert run(elsewhere, "-I", "-c", code).stdout.strip() == str(sorted(in_package(".sql")))
+
+
+def test_importing_pglease_imports_no_driver_and_no_framework(elsewhere):
+    code = f"import sys, pglease; print(*[name for name in {DRIVERS} if name in sys.modules])"
+
+    assert run(elsewhere, "-I", "-c", code).stdout.split() == []
+
+
+def test_importing_the_testing_package_imports_nothing(elsewhere):
+    code = (
+        "import sys, pglease; before = set(sys.modules); import pglease.testing;"
+        "print(*(set(sys.modules) - before - {'pglease.testing'}))"
+    )
+
+    assert run(elsewhere, "-I", "-c", code).stdout.split() == []
+
+
+def test_importing_pglease_is_quick(elsewhere):
+    """The best of several: what is measured is our import, not how busy the machine is."""
+    code = "import time; start = time.process_time(); import pglease; print(time.process_time() - start)"
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
+
+    took = [float(run(elsewhere, "-I", "-c", code, env=environment).stdout) for _ in range(ATTEMPTS)]
+
+    assert min(took) < IMPORT_BUDGET, took
