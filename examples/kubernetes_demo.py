@@ -29,6 +29,8 @@ def lead(leases: PGLease, turns: int, pause: float) -> None:
                 break
             work(turn, lease.fencing_token)
             stop.wait(pause)
+        else:
+            stop.set()  # all turns are done
 
 
 def main(turns: int = sys.maxsize, pause: float = 5) -> None:
@@ -39,8 +41,6 @@ def main(turns: int = sys.maxsize, pause: float = 5) -> None:
         while not stop.is_set():
             try:
                 lead(leases, turns, pause)
-                if turns < sys.maxsize:
-                    return
             except AcquisitionError as busy:
                 print(f"{pod} stands by, {busy.held_by} leads", flush=True)
     print(f"{pod} stopped in order", flush=True)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
 import click
 
 from pglease.cli import printing
 from pglease.cli.options import examples
+
+if TYPE_CHECKING:
+    from pglease.client import PGLease
 
 LOOK_UP = 0.3
 """Seconds a name's completion may take; a slow store completes nothing rather than making the prompt hang."""
@@ -48,19 +52,23 @@ def completion(shell: str) -> int:
 
 def names_in_store(ctx: click.Context, beginning: str) -> list[str]:
     """Return the names that begin so, or nothing if the store says nothing in time or at all."""
+    from pglease.cli.options import address_from
+    from pglease.client import PGLease
+
     found: list[str] = []
-    finder = threading.Thread(target=_find, args=(ctx, beginning, found), daemon=True)
+    try:
+        leases = PGLease(address_from(ctx), connect_timeout=1, auto_initialize=False)
+        import pglease.backends.postgres_psycopg  # noqa: F401  # loading the driver is not the store's time
+    except Exception:  # noqa: BLE001  # a completion has nobody to tell
+        return found
+    finder = threading.Thread(target=_find, args=(leases, beginning, found), daemon=True)
     finder.start()
     finder.join(LOOK_UP)
     return list(found)
 
 
-def _find(ctx: click.Context, beginning: str, found: list[str]) -> None:
-    from pglease.cli.options import address_from
-    from pglease.client import PGLease
-
+def _find(leases: PGLease, beginning: str, found: list[str]) -> None:
     try:
-        leases = PGLease(address_from(ctx), connect_timeout=1, auto_initialize=False)
         found.extend([lease.name for lease in leases.list_leases(beginning)][:MOST])
     except Exception:  # noqa: BLE001  # a completion has nobody to tell
         return

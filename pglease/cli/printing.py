@@ -82,10 +82,11 @@ def table(leases: Iterable[Lease]) -> None:
     """Print one line a lease."""
     rows = [("NAME", "STATE", "HOLDER", "TOKEN", "SINCE", "LEFT")]
     for lease in leases:
-        since = (lease.seen_at - lease.acquired_at).total_seconds()
-        left = "-" if lease.is_expired() else duration(lease.time_remaining())
+        ended = lease.is_expired()
+        since = "-" if ended else duration((lease.seen_at - lease.acquired_at).total_seconds())
+        left = "-" if ended else duration(lease.time_remaining())
         token = str(lease.fencing_token)
-        rows.append((visible(lease.name), state(lease), visible(lease.owner_id), token, duration(since), left))
+        rows.append((visible(lease.name), state(lease), visible(lease.owner_id), token, since, left))
     _columns(rows)
 
 

@@ -259,13 +259,13 @@ def _execute(command: list[str], fate: int) -> int:
     """Become the command; return what to exit with if that cannot be."""
     try:
         try:
-            os.execvp(command[0], command)  # noqa: S606
+            os.execvp(command[0], command)
         except OSError as error:
             script = shutil.which(command[0])
             if error.errno != errno.ENOEXEC or script is None:
                 raise
             # A script without #!, as execvp(3) would run it.
-            os.execv("/bin/sh", ["sh", script, *command[1:]])  # noqa: S606
+            os.execv("/bin/sh", ["sh", script, *command[1:]])
     except OSError as error:
         os.write(fate, str(error.errno or 0).encode())
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE

@@ -37,6 +37,8 @@ TTL = 3.0
 WORKERS = ("worker-1", "worker-2", "worker-3")
 PATIENCE = 15.0
 """Seconds any one step may take before the story gives up on it."""
+SCENE = 1.6
+"""Seconds the later holders work."""
 LOOK = 0.05
 """Seconds between two looks at the database."""
 
@@ -164,7 +166,9 @@ class Story:
         dead = self._kill(leases, first)
         second = self._take_over(leases, dead)
         self._stale_write(table, dead, second)
+        self._dwell()
         third = self._hand_over(leases, second)
+        self._dwell()
         self._curtain(leases, third)
 
     def _one_of_three(self, leases: PGLease) -> Lease:
@@ -271,7 +275,6 @@ class Story:
         return lease
 
     def _curtain(self, leases: PGLease, third: Lease) -> None:
-        time.sleep(10 * LOOK)
         code = self._workers[third.owner_id].end(signal.SIGTERM)
         lease = self._record(leases)
         self._until(lambda: third.owner_id not in self._held_since, "the last worker did not say that it released")
@@ -281,6 +284,11 @@ class Story:
             code == 0 and lease.is_expired() and lease.fencing_token == third.fencing_token,
             exit_code=code,
         )  # fmt: skip
+
+    def _dwell(self) -> None:
+        """Let the holder work for a while, for the picture's sake."""
+        until = clock.now() + SCENE
+        self._until(lambda: clock.now() >= until, "time did not pass")
 
     def _until(self, true: Callable[[], bool], otherwise: str) -> None:
         """Listen to the workers until something is true."""

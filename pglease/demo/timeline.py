@@ -43,23 +43,11 @@ ASCII = Ink(waiting=".", held="#", running_out="-", killed="X")
 def draw(workers: Sequence[str], bars: Sequence[Bar], killed: tuple[str, float], total: float, ink: Ink) -> list[str]:
     """Return the picture, line by line."""
     label = max(map(len, workers))
-
-    def column(at: float) -> int:
-        return min(WIDTH - 1, max(0, int(at / total * WIDTH)))
-
-    lines = [" " * label + "  " + _scale(total, column)]
+    lines = [" " * label + "  " + _scale(total)]
     for worker in workers:
-        row = [" "] * WIDTH
-        for bar in (each for each in bars if each.worker == worker):
-            first, last = column(bar.start), column(bar.end)
-            row[first : last + 1] = ink.of(bar.kind) * (last + 1 - first)
-        if worker == killed[0]:
-            row[column(killed[1])] = ink.killed
-        for bar in (each for each in bars if each.worker == worker and each.label):
-            first, last = column(bar.start) + 1, column(bar.end)
-            if len(bar.label) < last - first:
-                row[first : first + len(bar.label)] = bar.label
-        lines.append(f"{worker:<{label}}  {''.join(row)}".rstrip())
+        own = [bar for bar in bars if bar.worker == worker]
+        row = _row(own, killed[1] if worker == killed[0] else None, total, ink)
+        lines.append(f"{worker:<{label}}  {row}".rstrip())
     legend = (
         f"{ink.held} holds the lease   {ink.waiting} waits   {ink.killed} kill -9   "
         f"{ink.running_out} nobody holds it: the dead worker's ttl runs out"
@@ -67,11 +55,28 @@ def draw(workers: Sequence[str], bars: Sequence[Bar], killed: tuple[str, float],
     return [*lines, "", legend]
 
 
-def _scale(total: float, column: object) -> str:
-    place = column if callable(column) else int
+def _row(bars: Sequence[Bar], killed: float | None, total: float, ink: Ink) -> str:
+    row = [" "] * WIDTH
+    for bar in bars:
+        first, last = _column(bar.start, total), _column(bar.end, total)
+        row[first : last + 1] = ink.of(bar.kind) * (last + 1 - first)
+    if killed is not None:
+        row[_column(killed, total)] = ink.killed
+    for bar in bars:
+        first, last = _column(bar.start, total) + 1, _column(bar.end, total)
+        if bar.label and len(bar.label) < last - first:
+            row[first : first + len(bar.label)] = bar.label
+    return "".join(row)
+
+
+def _column(at: float, total: float) -> int:
+    return min(WIDTH - 1, max(0, int(at / total * WIDTH)))
+
+
+def _scale(total: float) -> str:
     row = [" "] * (WIDTH + 4)
     for second in range(0, int(total) + 1, 2):
-        text = f"{second}" if second else "0 s"
-        at = place(float(second))
+        text = str(second) if second else "0 s"
+        at = int(second / total * WIDTH)
         row[at : at + len(text)] = text
     return "".join(row).rstrip()

@@ -1,0 +1,111 @@
+"""Which store a command talks to, and that no password comes out."""
+
+import pytest
+
+from pglease import clock
+from pglease.backends.base import Budget
+from pglease.cli import main
+from pglease.cli.failures import CommandError, scrub
+from pglease.cli.options import store_address
+
+VARIABLES = ("PGLEASE_URL", "DATABASE_URL", "PGHOST", "PGSERVICE", "PGDATABASE", "PGPASSWORD")
+
+
+@pytest.fixture
+def nothing_set(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    # Not ten seconds of retries for each address that is nowhere.
+    monkeypatch.setattr("pglease.client.VERB_BOX", 0.2)
+    monkeypatch.setattr("pglease.client.PGLease._budget", lambda _, seconds=0.2: Budget.of(0.2, clock.now))
+
+
+def test_the_option_comes_before_the_variables():
+    everything = {"PGLEASE_URL": "postgresql://b", "DATABASE_URL": "postgresql://c", "PGHOST": "d"}
+
+    assert store_address("postgresql://a", local=False, environment=everything) == "postgresql://a"
+    assert store_address(None, local=False, environment=everything) == "postgresql://b"
+    assert store_address(None, local=False, environment={**everything, "PGLEASE_URL": ""}) == "postgresql://c"
+
+
+@pytest.mark.parametrize("variable", ["PGHOST", "PGSERVICE", "PGDATABASE"])
+def test_libpq_is_left_to_find_the_server_when_its_variables_name_one(variable):
+    assert store_address(None, local=False, environment={variable: "x"}) == "postgresql://"
+
+
+def test_without_any_store_the_ways_to_name_one_are_said(nothing_set, capsys):
+    code = main(["list"])
+
+    err = capsys.readouterr().err
+    assert code == 125
+    assert err.count("\n") == 1
+    for way in ("--dsn", "PGLEASE_URL", "DATABASE_URL", "PGHOST", "--local"):
+        assert way in err
+
+
+def test_local_is_a_file_in_the_state_directory():
+    address = store_address(None, local=True, environment={"XDG_STATE_HOME": "/state"})
+
+    assert address == "sqlite:////state/pglease/leases.db"
+
+
+def test_two_stores_at_once_are_bad_usage():
+    with pytest.raises(CommandError) as refused:
+        store_address("postgresql://a", local=True, environment={})
+
+    assert refused.value.code == 2
+
+
+def test_the_address_may_stand_before_the_command(nothing_set, capsys):
+    code = main(["--dsn", "nonsense://", "list"])
+
+    assert code == 125
+    assert "nonsense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://me:c4n4ry@127.0.0.1:1/db",
+        "postgresql://me:c4n4ry@[127.0.0.1/db",
+        "postgresql://me:c4n%34ry@[127.0.0.1/db",
+        "postgresql://me:c4n4ry@127.0.0.1:port/db",
+        "postgresql://me:c4n4ry/with@slash@127.0.0.1:1/db",
+        "postgresql://me:c4n4ry#and?all@127.0.0.1:1/db",
+        "postgresql://127.0.0.1:1/db?user=me&password=c4n4ry",
+        "postgres:/me:c4n4ry@127.0.0.1",
+        "host=127.0.0.1 port=1 user=me password=c4n4ry",
+        "host=127.0.0.1 port=1 password='c4n4ry",
+        "nonsense://me:c4n4ry@host",
+        "me:c4n4ry@host",
+    ],
+)
+@pytest.mark.parametrize("arguments", [("list",), ("run", "job", "--", "true"), ("doctor",), ("schema", "apply")])
+def test_no_password_comes_out_of_a_bad_address(address, arguments, nothing_set, capsys):
+    code = main([arguments[0], "--dsn", address, *arguments[1:]])
+
+    out, err = capsys.readouterr()
+    assert code in (1, 125)
+    assert "c4n" not in out + err
+    assert "Traceback" not in err
+    assert err.count("\n") + out.count("\n") == 1
+
+
+def test_an_address_that_stands_where_a_name_belongs_is_scrubbed(nothing_set, capsys):
+    code = main(["list", "one", "postgresql://me:c4n4ry@host/db"])
+
+    assert code == 2
+    assert "c4n4ry" not in capsys.readouterr().err
+
+
+def test_scrubbing_knows_the_decoded_form_too():
+    assert "p@ss" not in scrub('password is "p@ss"', ["postgresql://me:p%40ss@host/db"])
+
+
+def test_the_store_that_does_not_exist_yet_is_an_honest_error(nothing_set, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    code = main(["--local", "list"])
+
+    assert code in (0, 125)
+    assert "Traceback" not in capsys.readouterr().err

@@ -1,0 +1,63 @@
+"""Completion in shells, down to the names in the store."""
+
+import shutil
+import socket
+import subprocess
+import time
+
+import pytest
+
+
+def completions(pglease, line):
+    words = line.split(" ")
+    done = pglease(env={"_PGLEASE_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)})
+    assert (done.returncode, done.stderr) == (0, "")
+    return [entry.partition(",")[2] for entry in done.stdout.splitlines() if entry]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_there_is_a_script_for_each_shell(shell, call):
+    code, out, _ = call("completion", shell)
+
+    assert code == 0
+    assert "_PGLEASE_COMPLETE" in out
+    if shutil.which(shell):
+        assert subprocess.run([shell, "-n"], input=out, text=True, timeout=10, check=False).returncode == 0
+
+
+def test_another_shell_is_bad_usage(call):
+    assert call("completion", "tcsh")[0] == 2
+
+
+def test_names_complete_from_the_store(pglease, leases):
+    for name in ("backup:a", "backup:b", "other"):
+        assert leases.try_acquire(name)
+
+    assert completions(pglease, "pglease show back") == ["backup:a", "backup:b"]
+    assert completions(pglease, "pglease run oth") == ["other"]
+    assert completions(pglease, "pglease ch") == ["check"]
+
+
+def test_a_store_that_does_not_answer_completes_nothing_and_soon(pglease):
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, says nothing
+        started = time.monotonic()
+
+        found = completions(
+            lambda **options: pglease(
+                env={**options["env"], "PGLEASE_URL": f"postgresql://me@127.0.0.1:{silent.getsockname()[1]}/x"}
+            ),
+            "pglease show x",
+        )
+
+    assert found == []
+    assert time.monotonic() - started < 3  # 300 ms, and the start of an interpreter on a busy machine
+
+
+def test_completing_makes_no_table(pglease, sql):
+    assert completions(pglease, "pglease show x") == []
+
+    assert sql("SELECT to_regclass('pglease_leases')") == (None,)
+
+
+def test_without_a_store_nothing_completes_and_nothing_is_said(pglease):
+    assert completions(lambda **options: pglease(env={**options["env"], "PGLEASE_URL": ""}), "pglease show x") == []

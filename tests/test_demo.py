@@ -1,0 +1,150 @@
+"""`pglease demo`: it plays to its end, notices when something did not happen, and leaves nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pglease.cli import main
+from pglease.demo.story import Story
+from pglease.demo.timeline import ASCII, UNICODE, Bar, draw
+
+DEMO = (sys.executable, "-B", "-m", "pglease", "demo")
+
+
+def processes_of(mark):
+    """The command lines of all processes that carry `mark` in their environment."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (directory / "environ").read_bytes():
+                found.append((directory / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """An environment of its own, by which everything that was started can be found, with its own temporary directory."""
+    mark = f"PGLEASE_TEST_MARK={tmp_path}"
+    name, _, value = mark.partition("=")
+    return mark, {**os.environ, name: value, "TMPDIR": str(tmp_path), "PGLEASE_URL": "postgresql://must.not.be.used/"}
+
+
+def schemas(dsn):
+    with psycopg.connect(dsn) as connection:
+        return connection.execute("SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'pglease_demo%'").fetchone()[0]
+
+
+@pytest.mark.timeout(100)
+def test_the_demo_plays_to_its_end_on_a_server_of_its_own_and_leaves_nothing(alone, tmp_path):
+    mark, environment = alone
+
+    done = subprocess.run(DEMO, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert "✗ " not in done.stdout.partition("kill -9   ")[2]
+    assert done.stdout.count("✓") == 8
+    assert processes_of(mark) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing(number, alone, tmp_path):
+    mark, environment = alone
+    playing = subprocess.Popen(DEMO, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while "gets it" not in playing.stdout.readline():
+        assert playing.poll() is None
+
+    playing.send_signal(number)
+
+    _, err = playing.communicate(timeout=30)
+    assert playing.returncode == 128 + number
+    assert err.strip() == ""
+    assert processes_of(mark) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_demo_on_an_existing_server_cleans_up_and_speaks_json(dsn, admin, database, capsys):
+    admin.execute(f"GRANT CREATE ON DATABASE {database} TO PUBLIC")
+
+    code = main(["demo", "--dsn", dsn, "--json"])
+
+    facts = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (code, [fact["fact"] for fact in facts if not fact["true"]]) == (0, [])
+    assert len(facts) == 8
+    assert schemas(dsn) == 0
+
+
+class Saboteur(Story):
+    """A story in which the stale write is let through: the demo must notice."""
+
+    def _perform(self, leases, table):
+        table.execute(
+            f"CREATE FUNCTION {self._schema}.meddle() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$BEGIN NEW.author := 'meddler'; RETURN NEW; END$$"
+        )
+        table.execute(
+            f"CREATE TRIGGER meddle BEFORE UPDATE ON {self._schema}.report "
+            f"FOR EACH ROW EXECUTE FUNCTION {self._schema}.meddle()"
+        )
+        super()._perform(leases, table)
+
+
+def test_a_demo_that_goes_wrong_says_so(dsn, admin, database, monkeypatch):
+    admin.execute(f"GRANT CREATE ON DATABASE {database} TO PUBLIC")
+    monkeypatch.setattr("pglease.demo.story.PATIENCE", 6.0)
+    story = Saboteur(dsn, say=lambda _: None)
+
+    assert story.play() is False
+
+    assert [fact.text for fact in story.facts if not fact.true] == ["the new holder wrote nothing"]
+    assert schemas(dsn) == 0
+
+
+def test_without_a_server_package_one_sentence_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pglease.testing.local_postgres", None)
+
+    code = main(["demo"])
+
+    err = capsys.readouterr().err
+    assert code == 125
+    assert "pglease[demo]" in err
+    assert err.count("\n") == 1
+
+
+def test_a_server_that_is_not_there_is_one_sentence(capsys):
+    code = main(["demo", "--dsn", "postgresql://me:c4n4ry@127.0.0.1:1/db"])
+
+    out, err = capsys.readouterr()
+    assert code == 125
+    assert "c4n4ry" not in out + err
+    assert err.count("\n") == 1
+
+
+def test_the_timeline_is_drawn_to_scale():
+    bars = [
+        Bar("a", "held", 0, 5, " token 1 "),
+        Bar("a", "running out", 5, 8),
+        Bar("b", "waiting", 0, 8),
+        Bar("b", "held", 8, 10),
+    ]
+
+    picture = draw(("a", "b"), bars, killed=("a", 5), total=10, ink=UNICODE)
+
+    assert picture[0] == "   0 s         2           4           6           8           10"
+    assert picture[1] == "a  █ token 1 ████████████████████✗░░░░░░░░░░░░░░░░░░"
+    assert picture[2] == "b  " + "·" * 48 + "█" * 12
+
+
+def test_the_timeline_needs_no_unicode():
+    picture = draw(("a",), [Bar("a", "held", 0, 5)], killed=("a", 5), total=10, ink=ASCII)
+
+    assert "\n".join(picture).isascii()

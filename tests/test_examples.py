@@ -1,0 +1,120 @@
+"""The examples do what they say, as they stand."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pglease import PGLease
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture
+def start(dsn):
+    """Start an example as its first lines say."""
+    running = []
+
+    def begin(name, *arguments, **variables):
+        process = subprocess.Popen(
+            [sys.executable, "-u", EXAMPLES / f"{name}.py", *map(str, arguments)],
+            env={**os.environ, "DATABASE_URL": dsn, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        running.append(process)
+        return process
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def outcome(process):
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out, err
+
+
+@pytest.fixture
+def leases(dsn):
+    with PGLease(dsn, owner_id="somebody-else") as client:
+        yield client
+
+
+def test_the_simple_demo_works_or_says_who_does(start, leases):
+    first = start("simple_demo", 30)
+    assert "fencing token is 1" in first.stdout.readline()
+
+    assert "is at work; ask again in" in outcome(start("simple_demo", 0.1))[1]
+
+    first.kill()
+    assert leases.force_release("simple-demo", 1)
+    assert outcome(start("simple_demo", 0.1))[1].endswith("done, and released\n")
+
+
+def test_one_pod_leads_and_the_next_goes_on_when_it_stops(start):
+    first = start("kubernetes_demo", 1000, 0.05, POD_NAME="pod-a")
+    assert first.stdout.readline() == "pod-a leads\n"
+    second = start("kubernetes_demo", 2, 0.05, POD_NAME="pod-b")
+    assert first.stdout.readline().startswith("turn")
+
+    first.send_signal(signal.SIGTERM)
+
+    assert outcome(first)[0] == 0
+    assert outcome(second)[1] == (
+        "pod-b leads\nturn 0 under fencing token 2\nturn 1 under fencing token 2\npod-b stopped in order\n"
+    )
+
+
+def test_one_host_writes_the_report_and_the_others_find_it(start, tmp_path):
+    report = tmp_path / "report.txt"
+    hosts = [start("cron_report", report) for _ in range(3)]
+
+    outcomes = [outcome(host) for host in hosts]
+
+    assert [code for code, _, _ in outcomes] == [0, 0, 0]
+    assert sorted(out.split()[0] for _, out, _ in outcomes) == ["another", "another", "written"]
+    assert report.read_text().startswith("the report")
+    assert list(tmp_path.iterdir()) == [report]
+
+
+def test_a_report_that_another_host_is_at_for_too_long_is_75(start, leases, tmp_path):
+    assert leases.try_acquire("report", ttl=60)
+
+    code, _, err = outcome(start("cron_report", tmp_path / "report.txt", 0.5))
+
+    assert (code, err) == (75, "somebody-else is still at it\n")
+
+
+def test_one_replica_migrates_and_the_others_find_nothing_to_do(start, dsn):
+    outcomes = [outcome(replica) for replica in [start("migration_guard") for _ in range(3)]]
+
+    assert [code for code, _, _ in outcomes] == [0, 0, 0]
+    assert sorted(out for _, out, _ in outcomes) == ["applied [1, 2]\n", "nothing to apply\n", "nothing to apply\n"]
+    with psycopg.connect(dsn) as database:
+        assert database.execute("SELECT count(*) FROM guarded_migrations").fetchone() == (2,)
+
+
+def test_a_failed_migration_leaves_no_lease_behind(start, dsn, leases):
+    with psycopg.connect(dsn) as database:
+        database.execute("CREATE TABLE guarded_accounts (other int)")
+
+    code, _, _ = outcome(start("migration_guard"))
+
+    assert code != 0
+    assert leases.try_acquire("migrations")
+
+
+def test_a_migration_that_takes_too_long_elsewhere_has_an_end(start, leases):
+    assert leases.try_acquire("migrations", ttl=60)
+
+    code, _, err = outcome(start("migration_guard", 0.5))
+
+    assert code == 1
+    assert "somebody-else has been migrating" in err
