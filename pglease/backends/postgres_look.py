@@ -58,10 +58,10 @@ WITH path AS MATERIALIZED (
     'kind', c.relkind, 'persistence', c.relpersistence, 'options', pg_catalog.to_jsonb(c.reloptions),
     'owner', pg_catalog.pg_get_userbyid(c.relowner), 'owned', pg_catalog.pg_has_role(c.relowner, 'USAGE'),
     'rights', (
-      SELECT pg_catalog.jsonb_object_agg(r.name, pg_catalog.has_table_privilege(c.oid, r.name)
-               OR (r.name = 'UPDATE' AND c.relname <> %(table)s::text
-                   AND pg_catalog.has_any_column_privilege(c.oid, 'UPDATE')))
-      FROM pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS r(name)),
+      SELECT pg_catalog.jsonb_object_agg(r.name, CASE r.name
+        WHEN 'LOCK' THEN pg_catalog.has_any_column_privilege(c.oid, 'UPDATE')
+        ELSE pg_catalog.has_table_privilege(c.oid, r.name) END)
+      FROM pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'LOCK']) AS r(name)),
     'columns', (
       SELECT pg_catalog.jsonb_object_agg(a.attname, pg_catalog.jsonb_build_object(
         'type', pg_catalog.replace(pg_catalog.format_type(a.atttypid, a.atttypmod), 'pg_catalog.', ''),
@@ -176,7 +176,7 @@ class Look:
         return any(index["key"] and set(index["columns"]) == set(columns) for index in self.table["indexes"] or ())
 
     def may(self, right: str, *, meta: bool = False) -> bool:
-        """Tell whether this role has a right on the lease table, or on the meta table."""
+        """Tell whether this role has a right on the lease table, or on the meta table; LOCK is UPDATE of any column."""
         about = self.meta if meta else self.table
         return self.may_use and about is not None and bool(about["rights"][right])
 
