@@ -44,8 +44,8 @@ log = logging.getLogger("pglease")
 
 LeaseT_co = TypeVar("LeaseT_co", bound="HeldLease | NotAcquired", covariant=True)
 
-VERB_BOX = 10.0
-"""Seconds one conversation with the store may take, restarts and failovers included."""
+SHORT_TTL = 1.0
+"""Seconds below which a lease leaves little room for anything to go wrong."""
 POLL = 1.0
 """The longest pause of `acquire(wait=…)` between two looks, in seconds."""
 CLOSING_BOX = 5.0
@@ -75,7 +75,9 @@ class PGLease:
             client. Not called for what `close` ends.
         margin: seconds by which a holder stops believing before the store's expiry. Default: 5 % of ttl, at least 0.25
             s, never more than a quarter of ttl.
-        table_name, schema, auto_initialize, connect_timeout, pool_size: for addresses of PostgreSQL; see
+        connect_timeout: seconds one connection attempt may take, and one conversation with the store (`try_acquire`,
+            `get_lease`…), restarts and failovers included. Default 10.
+        table_name, schema, auto_initialize, pool_size: for addresses of PostgreSQL; see
             `PostgresBackend`.
         observers: objects whose `notify(event)` is called for what happens to leases, each on a thread of its own.
 
@@ -116,9 +118,12 @@ class PGLease:
             label = None if owner_id is None else problems.check(options.text, owner_id, "owner_id")
             if on_lease_lost is not None and not callable(on_lease_lost):
                 problems.note(f"on_lease_lost must be callable, not {on_lease_lost!r}")
+            box = problems.check(options.seconds, connect_timeout, "connect_timeout")
             store, self._opened = problems.check(_store, backend, given) or (None, False)
         self.backend: Backend = store
         self._owner = label
+        self._box = box
+        self._warned_of_short_ttl = False
         self.heartbeat_manager = HeartbeatManager(
             self.backend,
             heartbeat_interval=interval,
@@ -437,15 +442,27 @@ class PGLease:
 
     def _request(self, wanted: HoldOptions) -> tuple[Request, float]:
         self._refuse_if_closed()
-        if wanted.wait is not None:
+        if wanted.wait:
             self._refuse_to_wait_for_oneself(wanted.name)
+        if wanted.ttl < SHORT_TTL:
+            self._warn_of_short_ttl(wanted)
         request = Request(wanted.name, self.owner_id, identity.new_lease_id(), wanted.ttl, wanted.metadata)
         return request, self.heartbeat_manager.margin_for(wanted.ttl)
+
+    def _warn_of_short_ttl(self, wanted: HoldOptions) -> None:
+        if not self._warned_of_short_ttl:
+            self._warned_of_short_ttl = True
+            log.warning(
+                "the ttl of %r is %g s: a pause or a restart of the store of about half of that loses the lease",
+                wanted.name,
+                wanted.ttl,
+                extra={"lease_name": wanted.name},
+            )
 
     def _conversation(self, request: Request, wanted: HoldOptions, margin: float, poll: float) -> Any:
         now = clock.now()
         until = None if not wanted.wait else now + wanted.wait
-        patience = steps.Patience(until, poll, VERB_BOX)
+        patience = steps.Patience(until, poll, self._box)
         return steps.acquire(request, margin=margin, patience=patience, now=now, spread=random.random)
 
     def _taken(
@@ -461,7 +478,11 @@ class PGLease:
         with self._lock:
             self._holds[hold.name] = hold
             closed = self._closed.is_set()
-        manager.begin(hold)
+        try:
+            manager.begin(hold)
+        except RuntimeError as error:  # no more threads, or the interpreter is going down: it could not be renewed
+            manager.release(hold)
+            raise BackendUnavailable(f"{hold.name!r} was given back, for nothing could renew it: {error}") from None
         if manager.notices:
             manager.notices.tell(
                 Event("acquired", hold.name, request.owner_id, lease.fencing_token, seconds=clock.now() - found.sent_at)
@@ -608,7 +629,7 @@ class PGLease:
         Fencing tokens never go back because of it. On PostgreSQL it needs the DELETE right.
         """
         age = options.seconds(older_than, "older_than", zero=True)
-        return self.backend.cleanup(age, self._budget(6 * VERB_BOX))
+        return self.backend.cleanup(age, self._budget(6 * self._box))
 
     def force_release(self, name: str, fencing_token: int) -> bool:
         """End somebody's hold, as an operator: False if the token is no longer current or the hold is over.
@@ -620,9 +641,9 @@ class PGLease:
         options.count(fencing_token, "fencing_token")
         return self.backend.force_release(name, fencing_token, self._budget())
 
-    def _budget(self, seconds: float = VERB_BOX) -> Budget:
+    def _budget(self, seconds: float | None = None) -> Budget:
         self._refuse_if_closed()
-        return Budget.of(seconds, clock.now)
+        return Budget.of(self._box if seconds is None else seconds, clock.now)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pglease import forks, watchdog
 from pglease.backends.base import Budget
 from pglease.backends.postgres_dsn import Dsn
-from pglease.backends.postgres_errors import COLUMNS_CHANGED, STALE_PREPARED, is_transport, translated
+from pglease.backends.postgres_errors import COLUMNS_CHANGED, READ_ONLY, STALE_PREPARED, is_transport, translated
 from pglease.backends.postgres_link import Link
 from pglease.errors import (
     BackendClosed,
@@ -191,7 +191,8 @@ class OwnConnections:
         ours = translated(error, self.dsn.scrub, sent=True)
         if ours.sqlstate in STALE_PREPARED:
             self._report.unprepared = self._report.unprepared or ours.sqlstate != COLUMNS_CHANGED
-        if isinstance(ours, BackendUnavailable):
+            connection.close()
+        elif connection.closed or ours.sqlstate == READ_ONLY:
             # Also after a read-only answer: only a new connection finds the present primary.
             connection.close()
             self._drop_idle()
@@ -245,7 +246,10 @@ class OwnConnections:
             name="pglease",
             open=False,
         )
-        pool.open()
+        try:
+            pool.open()
+        except RuntimeError as error:  # no more threads, or the interpreter is going down
+            raise BackendUnavailable(f"no connection can be made any more: {error}") from None
         return pool
 
     def _params(self) -> dict[str, Any]:
