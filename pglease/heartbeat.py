@@ -264,7 +264,7 @@ class HeartbeatManager:
     def _start(self) -> None:
         if (greener := identity.threads_are_green()) is not None:
             log.warning(
-                "%s has made greenlets of the threads: while one greenlet computes, or blocks in C, no lease is renewed; "
+                "%s has made greenlets of the threads: while one of them computes, or blocks in C, no lease is renewed; "
                 "give busy work a ttl that outlasts it, or a process without %s",
                 greener,
                 greener,
