@@ -20,6 +20,8 @@ from pglease.backends.postgres_link import Link
 from pglease.errors import BackendUnavailable
 from pglease.schema import table_names
 
+pytestmark = pytest.mark.matrix
+
 NAMES = table_names()
 
 Lend = Callable[[], AbstractContextManager[Link]]
@@ -203,6 +205,12 @@ def test_a_pooler_shows_by_the_process_it_claims(dsn: str) -> None:
 
     assert check.status == "warn"
     assert "hybrid" in check.text
+
+
+def test_pgbouncer_is_noticed(pgbouncer: Any) -> None:
+    checks = visit(lending(pgbouncer.dsn, prepare_threshold=None))
+
+    assert found(checks, "pooler").status == "warn"
 
 
 @pytest.mark.parametrize(

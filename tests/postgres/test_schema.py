@@ -18,6 +18,8 @@ from pglease.backends.postgres_link import Link
 from pglease.errors import BackendMisconfigured
 from pglease.schema import PROTOCOL, VERSION, table_names
 
+pytestmark = pytest.mark.matrix
+
 NAMES = table_names()
 
 STARTER = """
@@ -116,6 +118,25 @@ def test_any_number_of_processes_may_start_at_once(dsn: str, server_log: Callabl
     assert [line for line in server_log() if "ERROR" in line] == []
 
 
+def test_any_number_of_processes_may_meet_a_table_of_0_0_x_at_once(
+    dsn: str, server_log: Callable[[], list[str]]
+) -> None:
+    with starters(dsn, 12) as processes, linked(dsn) as link:
+        for number in range(10):
+            name = f"round_{number}"
+            link.script(TABLE.format(key="varchar(255) PRIMARY KEY", moment="timestamptz").replace(NAMES.table, name))
+            link.script(f"INSERT INTO {name} VALUES ('a', 'o', now(), now(), now())")
+
+            for each in processes:
+                tell(each, name)
+
+            assert [answer(each) for each in processes] == ["public"] * 12
+            assert schema.diff(link, table_names(name)) == []
+            assert link.rows(f"SELECT task_name, fencing_token FROM {name}") == [("a", 1)]
+
+    assert [line for line in server_log() if "ERROR" in line] == []
+
+
 def test_a_table_that_somebody_makes_without_our_lock_is_found_on_the_second_try(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +223,13 @@ def test_psycopg2_makes_and_finds_them_too(dsn: str) -> None:
         assert schema.diff(link, names) == []
     finally:
         connection.close()
+
+
+def test_a_pooler_in_transaction_mode_is_no_obstacle(pgbouncer: Any) -> None:
+    with linked(pgbouncer.dsn, prepare_threshold=None) as link:
+        names = schema.ensure(link, NAMES, create=True)
+
+        assert schema.ensure(link, names, create=False) == names
 
 
 # Rights

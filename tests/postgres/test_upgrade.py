@@ -14,6 +14,8 @@ from pglease.backends.postgres_link import Link
 from pglease.errors import BackendMisconfigured
 from pglease.schema import PROTOCOL, VERSION, table_names
 
+pytestmark = pytest.mark.matrix
+
 NAMES = table_names()
 
 PUBLISHED = """
