@@ -740,7 +740,7 @@ def _store(backend: str | Backend, given: Mapping[str, Any]) -> tuple[Backend, b
         raise ConfigurationError(
             *(f"{name} is for addresses; give it to the Backend object instead" for name in sorted(given))
         )
-    if not isinstance(backend, Backend):
+    if isinstance(backend, type) or not isinstance(backend, Backend):
         raise ConfigurationError(f"backend must be an address or a Backend object, not {type(backend).__name__}")
     return backend, False
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import unquote
 
 from pglease.backends.base import Backend, Traits
 from pglease.errors import ConfigurationError
@@ -12,6 +13,7 @@ from pglease.errors import ConfigurationError
 __all__ = ["Backend", "Traits", "open_backend"]
 
 _KNOB_PREFIX = "pglease."
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SWITCH = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
 
 
@@ -31,7 +33,8 @@ def open_backend(url: str, **knobs: Any) -> Backend:
     """
     if not isinstance(url, str):
         raise ConfigurationError(f"the store must be an address (text) or a Backend object, not {type(url).__name__}")
-    scheme = url.partition("://")[0] if "://" in url else ""
+    begins = _SCHEME.match(url)  # anything else before "://" may be a piece of a password, which is not to be shown
+    scheme = begins[1] if begins else ""
     if not scheme and "=" not in url and url.strip():
         raise ConfigurationError("the address of the store must be like postgresql://user@host/db")
     kind = scheme.partition("+")[0] if not scheme.startswith("hybrid+") else scheme
@@ -57,10 +60,15 @@ def _without_knobs(url: str) -> tuple[str, dict[str, Any]]:
     base, mark, query = url.partition("?")
     if not mark or _KNOB_PREFIX not in query:
         return url, {}
-    pairs = parse_qsl(query, keep_blank_values=True)
-    knobs = {key[len(_KNOB_PREFIX) :]: _read(value) for key, value in pairs if key.startswith(_KNOB_PREFIX)}
-    rest = urlencode([(key, value) for key, value in pairs if not key.startswith(_KNOB_PREFIX)], quote_via=quote)
-    return (f"{base}?{rest}" if rest else base), knobs
+    ours: dict[str, Any] = {}
+    rest: list[str] = []  # to the letter: libpq reads a query otherwise than a web form
+    for pair in query.split("&"):
+        key, _, value = pair.partition("=")
+        if unquote(key).startswith(_KNOB_PREFIX):
+            ours[unquote(key)[len(_KNOB_PREFIX) :]] = _read(unquote(value))
+        else:
+            rest.append(pair)
+    return (f"{base}?{'&'.join(rest)}" if rest else base), ours
 
 
 def _read(value: str) -> Any:
@@ -75,10 +83,16 @@ def _postgres(address: str, knobs: dict[str, Any]) -> Backend:
     for name in ("pool_size", "connect_timeout"):  # "1" reads as a switch
         if isinstance(knobs.get(name), bool):
             knobs[name] = int(knobs[name])
-    try:
-        return PostgresBackend(address, **knobs)
-    except TypeError:
-        raise ConfigurationError(*(f"PostgreSQL has no knob {name!r}" for name in sorted(knobs))) from None
+    unknown = sorted(knobs.keys() - _knobs_of(PostgresBackend))
+    if unknown:
+        raise ConfigurationError(*(f"PostgreSQL has no knob {name!r}" for name in unknown))
+    return PostgresBackend(address, **knobs)
+
+
+def _knobs_of(store: type) -> set[str]:
+    from inspect import Parameter, signature
+
+    return {name for name, knob in signature(store).parameters.items() if knob.kind is Parameter.KEYWORD_ONLY}
 
 
 def _memory(address: str, knobs: dict[str, Any]) -> Backend:

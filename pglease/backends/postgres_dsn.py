@@ -91,7 +91,7 @@ def _checked(address: str) -> str:
         raise ConfigurationError("the PostgreSQL address must have no NUL character")
     url = _URL.match(address)
     if url is None:
-        if "://" in address:
+        if "://" in address and "=" not in address.partition("://")[0]:
             raise ConfigurationError("the PostgreSQL address must begin with postgresql://")
         return address
     authority, _, path = url["rest"].partition("/")

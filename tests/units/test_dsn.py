@@ -1,0 +1,226 @@
+"""The address: read by libpq's own parser, its secrets never shown."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import string
+import traceback
+from urllib.parse import quote
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pglease.backends.postgres_dsn import Dsn
+from pglease.errors import ConfigurationError
+
+SPECIAL = "/:@?#[]%&=+ ,;'\"\\!$*()<>{}|^`~ä€🙂"
+PIECES = st.text(string.ascii_letters + string.digits + SPECIAL, min_size=1, max_size=24)
+MARK = "s3cr3t"
+
+
+def marked(pieces: str) -> str:
+    """A password whose every piece between special characters can be told from everything else in a message."""
+    return re.sub(r"[A-Za-z0-9]+", MARK, pieces) if re.search(r"[A-Za-z0-9]", pieces) else MARK + pieces + MARK
+
+
+def everything_said(error: BaseException) -> str:
+    """What a person could see of an error: text, repr, arguments, causes, and the source of the frames."""
+    return "".join([str(error), repr(error), repr(error.args), *traceback.format_exception(error)])
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "scheme", ["postgresql", "postgres", "postgresql+psycopg2", "postgresql+psycopg", "postgres+x"]
+)
+def test_a_url_of_any_usual_scheme_is_read(scheme):
+    dsn = Dsn(f"{scheme}://user:pass@db.example:6543/shop?application_name=till")
+
+    assert dsn.params({}) == {
+        "user": "user",
+        "password": "pass",
+        "host": "db.example",
+        "port": "6543",
+        "dbname": "shop",
+        "application_name": "till",
+    }
+
+
+def test_the_keyword_form_is_read():
+    dsn = Dsn(r"host=db port=5433 user=me password='it\'s here' dbname='my shop'")
+
+    assert dsn.params({})["password"] == "it's here"
+    assert dsn.get("dbname") == "my shop"
+
+
+def test_an_empty_address_means_libpqs_environment():
+    assert Dsn("").params({}) == {}
+    assert str(Dsn("")) == "libpq's environment"
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("postgresql://", {}),
+        ("postgresql://db", {"host": "db"}),
+        ("postgresql:///shop", {"dbname": "shop"}),
+        ("postgresql:///shop?host=/var/run/postgresql", {"dbname": "shop", "host": "/var/run/postgresql"}),
+        ("postgresql://%2Fvar%2Frun%2Fpostgresql/shop", {"dbname": "shop", "host": "/var/run/postgresql"}),
+        ("host=/tmp dbname=shop", {"dbname": "shop", "host": "/tmp"}),
+        ("postgresql://[::1]:5433/shop", {"host": "::1", "port": "5433", "dbname": "shop"}),
+        ("postgresql://u@[2001:db8::7]/shop", {"host": "2001:db8::7", "user": "u", "dbname": "shop"}),
+        ("postgresql://a:1,b:2,c/shop", {"host": "a,b,c", "port": "1,2,", "dbname": "shop"}),
+        ("host=a,b port=1,2", {"host": "a,b", "port": "1,2"}),
+        ("service=billing", {"service": "billing"}),
+        ("postgresql://?service=billing", {"service": "billing"}),
+        ("postgresql://u@h/d?sslmode=verify-full&channel_binding=require", {"sslmode": "verify-full"}),
+        ("postgresql://u@h/d?options=-c%20search_path%3Dleases", {"options": "-c search_path=leases"}),
+    ],
+)
+def test_sockets_several_hosts_ipv6_and_services_are_read_as_libpq_reads_them(address, expected):
+    params = Dsn(address).params({})
+
+    assert {key: params.get(key) for key in expected} == expected
+
+
+def test_defaults_stand_back_behind_what_the_user_gave():
+    dsn = Dsn("postgresql://h/d?connect_timeout=3")
+
+    params = dsn.params({"connect_timeout": 10, "application_name": "pglease"})
+
+    assert params["connect_timeout"] == "3"
+    assert params["application_name"] == "pglease"
+    assert dsn.get("application_name") is None
+
+
+@settings(deadline=None)
+@given(password=st.text(min_size=1, max_size=30).filter(lambda text: "\0" not in text and text.isprintable()))
+def test_any_password_that_is_percent_encoded_comes_out_as_it_was_given(password):
+    dsn = Dsn(f"postgresql://user:{quote(password, safe='')}@host/db")
+
+    assert dsn.params({})["password"] == password
+
+
+# -- refusing without a word about the secret ------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(pieces=PIECES, port=st.sampled_from(["", ":5432"]), query=st.sampled_from(["", "?sslmode=require"]))
+@example(pieces="sec/ret", port="", query="")
+@example(pieces="s3cr@t/pw", port="", query="")
+@example(pieces="a#b", port="", query="")
+@example(pieces="a?b=c", port="", query="")
+@example(pieces="a?b", port="", query="")
+@example(pieces="100%", port="", query="")
+@example(pieces="%zz", port="", query="")
+@example(pieces="%00", port="", query="")
+@example(pieces="[x", port="", query="")
+@example(pieces="x@y", port=":5432", query="")
+@example(pieces="a/b@c", port="", query="")
+@example(pieces="a?c=b@d", port="", query="")
+def test_a_password_that_was_not_encoded_is_never_shown(pieces, port, query):
+    """Whatever libpq makes of it: in no message, no repr, no traceback, no text of an accepted address."""
+    secret = marked(pieces)
+    address = f"postgresql://user:{secret}@host{port}/db{query}"
+
+    try:
+        dsn = Dsn(address)
+    except ConfigurationError as error:
+        del address
+        assert MARK not in str(error)
+        assert MARK not in repr(error)
+        assert error.__cause__ is None
+        assert error.__context__ is None
+        return
+    assert MARK not in repr(dsn)
+    assert MARK not in str(dsn)
+
+
+@settings(deadline=None)
+@given(pieces=PIECES)
+@example(pieces="two words")
+@example(pieces="quote'd")
+@example(pieces="back\\")
+@example(pieces="a=b")
+@example(pieces="a b=c")
+def test_a_keyword_password_that_was_not_quoted_is_never_shown(pieces):
+    secret = marked(pieces)
+
+    try:
+        dsn = Dsn(f"host=h user=u password={secret} dbname=d")
+    except ConfigurationError as error:
+        assert MARK not in str(error) + repr(error)
+        assert error.__context__ is None
+        return
+    assert MARK not in repr(dsn) + str(dsn)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://u:s3cr3t/pw@h/x",
+        "postgresql://u:a@s3cr3t@h/x",
+        "postgresql://u:a/s3cr3t@h/x",
+        "postgresql://u:s3cr3t%zz@h/x",
+        "mysql://u:s3cr3t@h/x",
+        "s3cr3t://u@h/x",
+        "postgresql://u:s3cr3t@h:0/x",
+        "postgresql://u:s3cr3t@h:99999/x",
+        "postgresql://u:s3cr3t@h:5432x/x",
+        "postgresql://u:s3cr3t@h/x?nonsense=1",
+        "postgresql://u@h/x?password=s3cr3t&s3cr3t=1",
+        "host=h s3cr3t",
+        "host=h password='s3cr3t",
+        "s3cr3t",
+        "postgresql://u:s3cr3t\0@h/x",
+    ],
+)
+def test_a_malformed_address_is_refused_and_nothing_of_it_is_shown(address):
+    with pytest.raises(ConfigurationError) as caught:
+        Dsn(address)
+
+    assert MARK not in str(caught.value) + repr(caught.value)
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("address", [None, 7, b"postgresql://h/x", ["postgresql://h/x"]])
+def test_an_address_is_text(address):
+    with pytest.raises(ConfigurationError, match="must be text"):
+        Dsn(address)
+
+
+# -- showing and scrubbing -------------------------------------------------------------------------------------------------
+
+
+def test_it_is_shown_without_its_secrets():
+    dsn = Dsn("host=h user=u password=hunter22 sslpassword=hunter33 sslkey=k.pem")
+
+    assert str(dsn) == "host=h sslkey=k.pem user=u"
+    assert repr(dsn) == "Dsn('host=h sslkey=k.pem user=u')"
+
+
+def test_every_form_of_a_secret_is_scrubbed_out_of_foreign_text():
+    dsn = Dsn("postgresql://u:p%40ss%2Fword@h/x?sslpassword=other")
+
+    scrubbed = dsn.scrub("failed: p@ss/word, p%40ss%2Fword, other")
+
+    assert "p@ss/word" not in scrubbed
+    assert "p%40ss%2Fword" not in scrubbed
+    assert "other" not in scrubbed
+    assert scrubbed.startswith("failed: ")
+
+
+def test_an_address_without_secrets_scrubs_nothing():
+    assert Dsn("host=h").scrub("connection refused") == "connection refused"
+
+
+def test_it_is_neither_pickled_nor_copied():
+    dsn = Dsn("host=h password=hunter22")
+
+    for leak in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="not pickled"):
+            leak(dsn)
