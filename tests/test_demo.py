@@ -31,7 +31,7 @@ def processes_of(mark):
 
 @pytest.fixture
 def alone(tmp_path):
-    """An environment of its own, by which everything that was started can be found, with its own temporary directory."""
+    """An environment by which everything that is started can be found, with a temporary directory of its own."""
     mark = f"PGLEASE_TEST_MARK={tmp_path}"
     name, _, value = mark.partition("=")
     return mark, {**os.environ, name: value, "TMPDIR": str(tmp_path), "PGLEASE_URL": "postgresql://must.not.be.used/"}

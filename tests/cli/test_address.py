@@ -2,7 +2,6 @@
 
 import pytest
 
-from pglease import clock
 from pglease.backends.base import Budget
 from pglease.cli import main
 from pglease.cli.failures import CommandError, scrub
@@ -16,8 +15,7 @@ def nothing_set(monkeypatch):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     # Not ten seconds of retries for each address that is nowhere.
-    monkeypatch.setattr("pglease.client.VERB_BOX", 0.2)
-    monkeypatch.setattr("pglease.client.PGLease._budget", lambda _, seconds=0.2: Budget.of(0.2, clock.now))
+    monkeypatch.setattr(Budget, "of", classmethod(lambda cls, seconds, now: cls(now, now() + min(seconds, 0.2))))
 
 
 def test_the_option_comes_before_the_variables():

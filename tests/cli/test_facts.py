@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -113,7 +114,7 @@ def test_wait_ends_when_the_lease_is_released(call, held, leases):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
 def test_wait_can_be_interrupted(number, code, start, held, until):
     waiting = start("wait", "job")
-    until(lambda: len(os.listdir(f"/proc/{waiting.pid}/task")) > 1)  # it talks to the store
+    until(lambda: len([*Path(f"/proc/{waiting.pid}/task").iterdir()]) > 1)  # it talks to the store
 
     waiting.send_signal(number)
 

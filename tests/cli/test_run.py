@@ -1,4 +1,4 @@
-"""`pglease run` while nothing goes wrong with the lease: exit codes, environment, signals, waiting, what is left behind."""
+"""`pglease run` while nothing goes wrong: exit codes, environment, signals, waiting, what is left behind."""
 
 import json
 import shlex
@@ -12,16 +12,17 @@ SIGNALS = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"]
 
 
 def test_the_command_finds_its_lease_in_the_environment(pglease, leases):
-    script = "import json,os; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('PGLEASE_') and k != 'PGLEASE_URL'}))"
+    facts = ("NAME", "OWNER", "FENCING_TOKEN")
+    script = f"import json, os; print(json.dumps({{k: os.environ['PGLEASE_' + k] for k in {facts}}}))"
 
     done = pglease("run", "job ü", "--ttl", "30s", "--owner", "night shift", "--", sys.executable, "-c", script)
 
     found = json.loads(done.stdout)
     assert done.returncode == 0
-    assert found["PGLEASE_NAME"] == "job ü"
-    assert found["PGLEASE_OWNER"] == "night shift"
+    assert found["NAME"] == "job ü"
+    assert found["OWNER"] == "night shift"
     record = leases.get_lease("job ü")
-    assert found["PGLEASE_FENCING_TOKEN"] == str(record.fencing_token)
+    assert found["FENCING_TOKEN"] == str(record.fencing_token)
     assert record.owner_id == "night shift"
     assert record.is_expired()
 
@@ -82,7 +83,7 @@ def test_the_lease_is_held_and_renewed_while_the_command_runs(start, leases, com
     assert running.poll() is None
 
 
-# -- somebody else has it ------------------------------------------------------------------------------------------------
+# -- somebody else has it
 
 
 def test_a_held_lease_is_75_and_says_who_has_it(pglease, leases):
@@ -149,7 +150,7 @@ def test_min_hold_keeps_the_name_after_a_short_command(pglease, leases):
     assert pglease("run", "job", "-q", "--", "true").returncode == 75
 
 
-# -- signals -------------------------------------------------------------------------------------------------------------
+# -- signals
 
 
 TWO_WHO_TELL = """
@@ -211,7 +212,7 @@ def test_a_signal_ignored_from_the_start_stays_ignored(start, command, until):
     assert running.wait(10) == 3
 
 
-# -- what is left behind -------------------------------------------------------------------------------------------------
+# -- what is left behind
 
 
 def test_what_the_command_left_in_its_group_ends_before_the_lease_does(start, command, leases, until):
@@ -234,7 +235,9 @@ def test_a_daemon_that_left_the_group_is_left_alone(start, command, until):
     note = command.directory / "daemon"
     running = start(
         "run", "job", "--",
-        *command.shell(f"{sys.executable} -c {shlex.quote(script)} {note} & while [ ! -s {note} ]; do sleep 0.02; done"),
+        *command.shell(
+            f"{sys.executable} -c {shlex.quote(script)} {note} & while [ ! -s {note} ]; do sleep 0.02; done"
+        ),
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
@@ -245,7 +248,7 @@ def test_a_daemon_that_left_the_group_is_left_alone(start, command, until):
     os.kill(int(note.read_text()), signal.SIGKILL)  # it was there: otherwise this raises
 
 
-# -- the store -----------------------------------------------------------------------------------------------------------
+# -- the store
 
 
 def test_no_store_is_125_and_the_command_does_not_run(pglease):

@@ -1,5 +1,6 @@
 """`pglease run` on a terminal: the command's group is in the foreground, and everything is given back."""
 
+import contextlib
 import os
 import pty
 import select
@@ -51,11 +52,8 @@ class Screen:
         return before
 
     def close(self):
-        with_group = self.process.pid
-        try:
-            os.killpg(with_group, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         os.close(self._main)
 
