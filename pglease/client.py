@@ -36,7 +36,7 @@ from pglease.events import Event, Observer
 from pglease.handles import HeldLease, Hold, NotAcquired
 from pglease.heartbeat import HASTY_RELEASE_BOX, RELEASE_BOX, HeartbeatManager
 from pglease.options import Duration, HoldOptions
-from pglease.records import Lease, Loss, Refused, Request
+from pglease.records import Lease, Loss, Refused, Released, Request
 from pglease.schema import DEFAULT_TABLE
 from pglease.term import Term
 
@@ -430,8 +430,12 @@ class PGLease:
         request, margin = self._request(wanted)
         give_back = self.heartbeat_manager.give_back
 
+        def give_back_unless_nothing_is_left(call: Any) -> None:
+            if not _left_nothing(call):
+                give_back.add(request.name, request.lease_id)
+
         def return_late_grant(call: Any) -> None:
-            call.add_done_callback(lambda _: give_back.add(request.name, request.lease_id))
+            call.add_done_callback(give_back_unless_nothing_is_left)
 
         try:
             found = await drive.arun(self._conversation(request, wanted, margin, poll), self.backend, return_late_grant)
@@ -717,6 +721,11 @@ class PGLease:
 
     def __reduce__(self) -> Any:
         raise TypeError("a PGLease client belongs to its process and is not pickled or copied")
+
+
+def _left_nothing(call: Any) -> bool:
+    """Tell whether a call whose task was cancelled surely left no lease behind."""
+    return call.cancelled() or (call.exception() is None and isinstance(call.result().value, Refused | Released))
 
 
 class _Cancelled(Exception):

@@ -63,11 +63,12 @@ async def arun(steps: Generator[Step, Answer, T], backend: Backend, abandoned: C
     Args:
         steps: a conversation.
         backend: who is asked.
-        abandoned: called with the call that was under way when the task was cancelled; it goes on to its end on the
-            executor, and what it was granted has to be given back.
+        abandoned: called when the task is cancelled while it is unknown what the last call came to: it is under way,
+            and goes on to its end on the executor, or its reply was lost. What it was granted has to be given back.
     """
     import asyncio
 
+    doubtful: Future[Answer] | None = None
     try:
         step = next(steps)
         while True:
@@ -75,15 +76,22 @@ async def arun(steps: Generator[Step, Answer, T], backend: Backend, abandoned: C
                 await asyncio.sleep(step.seconds)
                 answer = Answer(clock.now())
             else:
-                future = _executor().submit(call, backend, step)
+                doubtful = _executor().submit(call, backend, step)
+                here = asyncio.wrap_future(doubtful)
                 try:
-                    answer = await asyncio.shield(asyncio.wrap_future(future))
+                    answer = await asyncio.shield(here)
                 except asyncio.CancelledError:
-                    abandoned(future)
+                    here.cancel()  # nobody listens any more, and the loop may be closed before the call ends
                     raise
+                if answer.error is None or not answer.error.outcome_unknown:
+                    doubtful = None
             step = steps.send(answer)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
+    except asyncio.CancelledError:
+        if doubtful is not None:
+            abandoned(doubtful)
+        raise
     finally:
         steps.close()
 

@@ -1,0 +1,439 @@
+"""The only two ways to carry out a conversation: by calling and sleeping, or on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from pglease import PGLease, clock, drive, giveback, options
+from pglease.backends.base import Budget
+from pglease.backends.memory import MemoryBackend
+from pglease.errors import BackendMisconfigured, BackendUnavailable
+from pglease.handles import HeldLease
+from pglease.records import Granted, Refused, Request
+from pglease.steps import Answer, Call, Step, Wait
+from tests.support.worlds import Stopwatch, always, wait_until
+
+
+class Gated(MemoryBackend):
+    """A real store in memory whose answers can be kept back: before it decides, or after, on their way to the caller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after, self.asked = threading.Event(), threading.Event(), threading.Event()
+        self.before.set()
+        self.after.set()
+        self.threads: list[str] = []
+        self.lose_replies = 0
+
+    def try_acquire(self, request: Request, budget: Budget) -> Granted | Refused:
+        self.threads.append(threading.current_thread().name)
+        self.asked.set()
+        self.before.wait(20)
+        answer = super().try_acquire(request, budget)
+        self.asked.set()
+        self.after.wait(20)
+        if self.lose_replies:
+            self.lose_replies -= 1
+            raise BackendUnavailable("the reply was lost", outcome_unknown=True)
+        return answer
+
+
+@pytest.fixture
+def backend() -> Gated:
+    return Gated()
+
+
+def asks(name: str = "job", *, then: tuple[Step, ...] = ()) -> Generator[Step, Answer, list[Answer]]:
+    """A conversation that takes `name`, and goes on with `then`."""
+    answers = [(yield Call("try_acquire", (Request(name, "me", "a" * 32, 60.0),), 5.0))]
+    for step in then:
+        answers.append((yield step))
+    return answers
+
+
+def is_free(backend: MemoryBackend, name: str = "job") -> bool:
+    lease = backend.get(name, Budget.of(5, clock.now))
+    return lease is None or lease.is_expired()
+
+
+def nobody(future: Future[Answer]) -> None:
+    raise AssertionError("nothing was abandoned")
+
+
+# -- run -------------------------------------------------------------------------------------------------------------------
+
+
+def test_run_calls_and_pauses_in_turn_and_returns_what_the_conversation_returns(backend):
+    pauses: list[float] = []
+
+    taken, waited, freed = drive.run(
+        asks(then=(Wait(3.0), Call("release", ("job", "a" * 32), 1.0))), backend, pauses.append
+    )
+
+    assert isinstance(taken.value, Granted)
+    assert pauses == [3.0]
+    assert waited == Answer(waited.now)
+    assert freed.value is not None
+    assert taken.now <= waited.now <= freed.now
+    assert is_free(backend)
+
+
+def test_a_call_knows_when_its_request_left(backend):
+    backend.after.clear()
+    threading.Timer(0.1, backend.after.set).start()
+    before = clock.now()
+
+    (answer,) = drive.run(asks(), backend, time.sleep)
+
+    assert before <= answer.sent_at < before + 0.05
+    assert answer.now >= answer.sent_at + 0.05
+
+
+def test_trouble_that_passes_is_part_of_the_answer(backend):
+    backend.lose_replies = 1
+
+    (answer,) = drive.run(asks(), backend, time.sleep)
+
+    assert answer.value is None
+    assert answer.error is not None
+    assert answer.error.outcome_unknown
+
+
+def test_any_other_error_ends_the_conversation_and_closes_it(backend):
+    ended: list[bool] = []
+
+    def conversation() -> Generator[Step, Answer, None]:
+        try:
+            yield Call("get", ("job", "no budget"), 1.0)
+        finally:
+            ended.append(True)
+
+    with pytest.raises(TypeError):
+        drive.run(conversation(), backend, time.sleep)
+
+    assert ended == [True]
+
+
+def test_a_pause_may_end_the_conversation(backend):
+    class Enough(Exception):
+        pass
+
+    def stop(seconds: float) -> None:
+        raise Enough
+
+    with pytest.raises(Enough):
+        drive.run(asks(then=(Wait(1.0),)), backend, stop)
+
+
+def test_a_conversation_without_a_step_just_returns(backend):
+    def silent() -> Generator[Step, Answer, str]:
+        return "nothing to ask"
+        yield
+
+    assert drive.run(silent(), backend, time.sleep) == "nothing to ask"
+    assert asyncio.run(drive.arun(silent(), backend, nobody)) == "nothing to ask"
+
+
+# -- arun ------------------------------------------------------------------------------------------------------------------
+
+
+def test_arun_gives_the_same_answers_as_run(backend):
+    steps = (Wait(0.001), Call("release", ("job", "a" * 32), 1.0))
+
+    taken, waited, freed = asyncio.run(drive.arun(asks(then=steps), backend, nobody))
+
+    assert isinstance(taken.value, Granted)
+    assert waited == Answer(waited.now)
+    assert freed.value is not None
+    assert is_free(backend)
+
+
+def test_calls_are_made_on_an_executor_of_our_own_and_the_loop_goes_on(backend):
+    backend.before.clear()
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the caller's executor was used")
+
+    async def main() -> int:
+        asyncio.get_running_loop().run_in_executor = refuse  # type: ignore[method-assign, assignment]
+        asking = asyncio.create_task(drive.arun(asks(), backend, nobody))
+        turns = 0
+        while not asking.done():
+            await asyncio.sleep(0.001)
+            turns += 1
+            if turns == 20:
+                backend.before.set()
+        await asking
+        return turns
+
+    assert asyncio.run(main()) >= 20
+    assert all(name.startswith("pglease-call") for name in backend.threads)
+
+
+def test_hundreds_of_waiting_tasks_park_no_thread(backend):
+    def patient() -> Generator[Step, Answer, None]:
+        for _ in range(3):
+            yield Wait(0.05)
+            yield Call("get", ("job",), 1.0)
+
+    async def main() -> int:
+        tasks = [asyncio.create_task(drive.arun(patient(), backend, nobody)) for _ in range(300)]
+        await asyncio.sleep(0.02)
+        threads = threading.active_count()
+        await asyncio.gather(*tasks)
+        return threads
+
+    before = threading.active_count()
+
+    assert asyncio.run(main()) <= before + drive.MOST_CALLS
+
+
+def test_an_error_of_a_call_comes_out_on_the_loop():
+    class Wrong(MemoryBackend):
+        def try_acquire(self, request: Request, budget: Budget) -> Granted | Refused:
+            raise BackendMisconfigured("no such table")
+
+    with pytest.raises(BackendMisconfigured):
+        asyncio.run(drive.arun(asks(), Wrong(), nobody))
+
+
+async def cancelled_at(task: asyncio.Task[Any], moment: Callable[[], object]) -> None:
+    """Let the task run until `moment`, cancel it there, and see that it is."""
+    until = time.monotonic() + 10
+    while not moment():
+        assert time.monotonic() < until
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_call_under_way_at_a_cancellation_goes_on_and_is_handed_over(backend, where):
+    getattr(backend, where).clear()
+    abandoned: list[Future[Answer]] = []
+
+    async def main() -> None:
+        await cancelled_at(asyncio.create_task(drive.arun(asks(), backend, abandoned.append)), backend.asked.is_set)
+
+    asyncio.run(main())
+
+    (call,) = abandoned
+    assert not call.done()
+    getattr(backend, where).set()
+    assert isinstance(call.result(10).value, Granted)
+
+
+def test_a_cancellation_in_a_pause_hands_nothing_over_when_the_answer_was_clear(backend):
+    async def main() -> None:
+        paused = asyncio.Event()
+
+        def conversation() -> Generator[Step, Answer, None]:
+            yield Call("get", ("job",), 1.0)
+            paused.set()
+            yield Wait(60.0)
+
+        await cancelled_at(asyncio.create_task(drive.arun(conversation(), backend, nobody)), paused.is_set)
+
+    watch = Stopwatch()
+    asyncio.run(main())
+
+    assert watch.seconds < 10
+
+
+def test_a_cancellation_in_the_pause_after_a_lost_reply_hands_that_call_over(backend):
+    backend.lose_replies = 1
+    abandoned: list[Future[Answer]] = []
+
+    async def main() -> None:
+        paused = asyncio.Event()
+
+        def conversation() -> Generator[Step, Answer, None]:
+            yield from asks()
+            paused.set()
+            yield Wait(60.0)
+
+        await cancelled_at(asyncio.create_task(drive.arun(conversation(), backend, abandoned.append)), paused.is_set)
+
+    asyncio.run(main())
+
+    (call,) = abandoned
+    assert call.done()
+
+
+def test_a_call_that_ends_after_its_loop_was_closed_makes_no_noise(backend, caplog):
+    backend.after.clear()
+    abandoned: list[Future[Answer]] = []
+
+    async def main() -> None:
+        await cancelled_at(asyncio.create_task(drive.arun(asks(), backend, abandoned.append)), backend.asked.is_set)
+
+    asyncio.run(main())
+    backend.after.set()
+    abandoned[0].result(10)
+    gc.collect()
+
+    assert [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
+
+
+# -- what a cancelled task leaves behind ------------------------------------------------------------------------------------
+
+
+def wanted(wait: float | None = None) -> options.HoldOptions:
+    return options.hold_options("job", 60, wait=wait)
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_grant_that_comes_after_the_cancellation_is_given_back(backend, where):
+    getattr(backend, where).clear()
+    with PGLease(backend) as leases:
+
+        async def main() -> None:
+            await cancelled_at(asyncio.create_task(leases.atake(wanted())), backend.asked.is_set)
+
+        asyncio.run(main())
+        getattr(backend, where).set()
+
+        wait_until(lambda: backend.get("job", Budget.of(5, clock.now)) is not None and is_free(backend))
+        assert leases.holding() == []
+
+
+def test_a_grant_whose_reply_was_lost_before_the_cancelled_pause_is_given_back(backend):
+    backend.lose_replies = 1
+    with PGLease(backend) as leases:
+
+        async def main() -> None:
+            asking = asyncio.create_task(leases.atake(wanted(wait=60)))
+            await cancelled_at(asking, lambda: backend.lose_replies == 0)
+
+        backend.after.set()
+        asyncio.run(main())
+
+        wait_until(lambda: is_free(backend))
+
+
+def test_a_cancelled_wait_for_somebody_elses_lease_gives_nothing_back(backend):
+    """It was refused, so there is nothing; asking would disturb the holder's row."""
+    released: list[str] = []
+    release = backend.release
+    backend.release = lambda name, *args, **kwargs: released.append(name) or release(name, *args, **kwargs)
+    rival = PGLease(MemoryBackend(store=backend._store))
+    with rival, rival.acquire("job"), PGLease(backend) as leases:
+        backend.after.clear()
+
+        async def main() -> None:
+            await cancelled_at(asyncio.create_task(leases.atake(wanted(wait=60))), backend.asked.is_set)
+
+        asyncio.run(main())
+        backend.after.set()
+
+        always(lambda: released == [], 0.1)
+
+
+def test_a_cancellation_in_the_very_moment_of_the_grant_leaves_nothing(backend, monkeypatch):
+    """Cancelled after the call was done and before the task went on: 200 tries around that moment."""
+    monkeypatch.setattr(giveback, "PAUSES", (0.0, 0.01, 0.01, 0.01))
+    with PGLease(backend) as leases:
+
+        async def once(turns: int) -> None:
+            asking = asyncio.create_task(leases.atake(wanted()))
+            backend.asked.clear()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            asking.cancel()
+            try:
+                lease = await asking
+            except asyncio.CancelledError:
+                return
+            assert isinstance(lease, HeldLease) or not lease
+            if isinstance(lease, HeldLease):
+                lease.release()
+
+        async def main() -> None:
+            for turns in range(200):
+                await once(turns % 20)
+
+        asyncio.run(main())
+
+        wait_until(lambda: is_free(backend))
+        wait_until(lambda: leases.heartbeat_manager.give_back._debts == [], within=15)
+
+
+# -- in_executor -----------------------------------------------------------------------------------------------------------
+
+
+def test_in_executor_returns_what_the_function_returns_and_raises_what_it_raises():
+    async def main() -> None:
+        assert await drive.in_executor(lambda: threading.current_thread().name) != threading.current_thread().name
+        with pytest.raises(ZeroDivisionError):
+            await drive.in_executor(lambda: 1 / 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("cancels", [1, 2, 5])
+def test_in_executor_runs_to_its_end_and_then_the_cancellation_follows(cancels, fails, caplog):
+    begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(10)
+        done.set()
+        if fails:
+            raise ZeroDivisionError
+
+    async def main() -> None:
+        task = asyncio.create_task(drive.in_executor(work))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        for _ in range(cancels):
+            task.cancel()
+            await asyncio.sleep(0.005)
+            assert not task.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert done.is_set()
+
+    asyncio.run(main())
+    gc.collect()
+
+    assert caplog.records == []
+
+
+def test_a_cancellation_in_the_very_moment_of_its_end_is_not_swallowed():
+    async def main() -> None:
+        swallowed = 0
+        for turns in range(200):
+            task = asyncio.create_task(drive.in_executor(lambda: None))
+            for _ in range(turns % 20):
+                await asyncio.sleep(0)
+            if task.done():
+                continue
+            task.cancel()
+            try:
+                await task
+                swallowed += 1
+            except asyncio.CancelledError:
+                pass
+        assert swallowed == 0
+
+    asyncio.run(main())
+
+
+def test_a_timeout_around_in_executor_is_a_timeout():
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await drive.in_executor(lambda: time.sleep(0.1))
+
+    asyncio.run(main())
