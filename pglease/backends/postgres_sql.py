@@ -18,8 +18,8 @@ from pglease.schema import TableNames
 _SECONDS = "pg_catalog.make_interval(secs => {})"
 
 _RECORD = """{verdict} AS verdict, task_name, owner_id, fencing_token, transitions, metadata::text AS metadata,
-       extract(epoch FROM acquired_at)::float8 AS acquired_at, extract(epoch FROM heartbeat_at)::float8 AS heartbeat_at,
-       extract(epoch FROM expires_at)::float8 AS expires_at, extract(epoch FROM seen_at)::float8 AS seen_at"""
+       pg_catalog.date_part('epoch', acquired_at) AS acquired_at, pg_catalog.date_part('epoch', heartbeat_at) AS heartbeat_at,
+       pg_catalog.date_part('epoch', expires_at) AS expires_at, pg_catalog.date_part('epoch', seen_at) AS seen_at"""
 """What every statement returns about a row, in the order that `postgres._lease` reads. Epochs, since drivers and
 session time zones differ about timestamps; text for metadata, since drivers differ about jsonb."""
 

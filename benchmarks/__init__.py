@@ -1,0 +1,1 @@
+"""What pglease costs above the bare driver. Run by `make bench`."""

@@ -1,0 +1,51 @@
+"""Measures calls side by side: one of each, round and round, so that what disturbs the machine disturbs all of them."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long one kind of call took, in microseconds: the median, and the medians of the runs as spread."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, runs: list[list[float]]) -> Timing:
+        """Summarise the seconds of several runs."""
+        medians = [statistics.median(run) * 1e6 for run in runs]
+        return cls(statistics.median(medians), min(medians), max(medians))
+
+
+def side_by_side(calls: Mapping[str, Callable[[], object]], *, rounds: int, runs: int) -> dict[str, Timing]:
+    """Time each of `calls`, `rounds` times in each of `runs` runs, in turn: A B A B."""
+    for call in calls.values():
+        for _ in range(50):  # connections, prepared statements, caches
+            call()
+    taken: dict[str, list[list[float]]] = {name: [] for name in calls}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(runs):
+            for name, seconds in _run(calls, rounds).items():
+                taken[name].append(seconds)
+    finally:
+        gc.enable()
+    return {name: Timing.of(seconds) for name, seconds in taken.items()}
+
+
+def _run(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            begun = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - begun)
+    return seconds
