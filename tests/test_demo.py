@@ -109,8 +109,8 @@ def test_a_demo_that_goes_wrong_says_so(dsn, admin, database, monkeypatch):
     assert schemas(dsn) == 0
 
 
-def test_without_a_server_package_one_sentence_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "pglease.testing.local_postgres", None)
+def test_without_a_server_package_one_sentence_says_what_to_install(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("PGLEASE_PG_BIN", str(tmp_path))
 
     code = main(["demo"])
 

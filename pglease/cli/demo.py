@@ -66,11 +66,11 @@ def _server(dsn: str | None) -> Iterator[str]:
     try:
         from pglease.testing.local_postgres import LocalPostgres
 
-        server = LocalPostgres()
-    except ImportError:
+        server = LocalPostgres().start()
+    except ImportError:  # also the library's own, where there are no server programs
         raise CommandError("the demo needs a PostgreSQL: install pglease[demo], or name one with --dsn") from None
-    with server as running:
-        yield running.dsn
+    with server:
+        yield server.dsn
 
 
 @contextlib.contextmanager

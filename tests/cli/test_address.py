@@ -96,6 +96,16 @@ def test_an_address_that_stands_where_a_name_belongs_is_scrubbed(nothing_set, ca
     assert "c4n4ry" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "text", ["postgresql://me:c4n4ry@host/db", "redis://:c4n4ry@host", "host=h password=c4n4ry", "password='c4n 4ry'"]
+)
+def test_what_looks_like_a_password_is_scrubbed_without_being_known(text):
+    scrubbed = scrub(f"trouble with {text} and more", [])
+
+    assert "c4n" not in scrubbed
+    assert scrubbed.endswith(" and more")
+
+
 def test_scrubbing_knows_the_decoded_form_too():
     assert "p@ss" not in scrub('password is "p@ss"', ["postgresql://me:p%40ss@host/db"])
 

@@ -3,9 +3,13 @@
 import shutil
 import socket
 import subprocess
+import threading
 import time
 
 import pytest
+
+from pglease.cli.completion import names_in_store
+from pglease.cli.facts import show
 
 
 def completions(pglease, line):
@@ -51,6 +55,20 @@ def test_a_store_that_does_not_answer_completes_nothing_and_soon(pglease):
 
     assert found == []
     assert time.monotonic() - started < 3  # 300 ms, and the start of an interpreter on a busy machine
+
+
+def test_a_look_up_that_hangs_is_given_up_after_300_ms(dsn, monkeypatch):
+    never = threading.Event()
+    monkeypatch.setattr("pglease.cli.completion._find", lambda *_: never.wait(20))
+    monkeypatch.setenv("PGLEASE_URL", dsn)
+    ctx = show.make_context("show", ["x"])
+    names_in_store(ctx, "")  # whatever is imported for the first time is not the look-up's time
+    started = time.monotonic()
+
+    assert names_in_store(ctx, "") == []
+
+    assert time.monotonic() - started < 5
+    never.set()
 
 
 def test_completing_makes_no_table(pglease, sql):

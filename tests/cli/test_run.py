@@ -190,19 +190,32 @@ def test_a_command_that_is_told_to_end_takes_its_group_along_and_the_lease_is_fr
 
 
 def test_a_command_may_answer_a_signal_in_its_own_way(start, command, until):
-    running = start("run", "job", "--", *command.shell("trap 'exit 5' TERM; while :; do sleep 0.02; done"))
-    until(command.has_begun)
+    running = start("run", "job", "--", *command.shell("trap 'exit 5' TERM; echo; while :; do sleep 0.02; done"))
+    running.stdout.readline()
 
     running.send_signal(signal.SIGTERM)
 
     assert running.wait(10) == 5
 
 
+NOHUP = "import signal, os, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def test_a_signal_ignored_from_the_start_does_not_end_the_wait(start, leases):
+    assert leases.try_acquire("job", ttl=30)
+    waiting = start("run", "job", "--wait", "--", "echo", "at last", prefix=(sys.executable, "-c", NOHUP))
+    assert "waiting" in waiting.stderr.readline()
+
+    waiting.send_signal(signal.SIGHUP)
+    leases.release("job")
+
+    assert waiting.communicate(timeout=15)[0] == "at last\n"
+
+
 def test_a_signal_ignored_from_the_start_stays_ignored(start, command, until):
-    script = "import signal,os,sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
     running = start(
         "run", "job", "--", *command.shell("while [ ! -e end ]; do sleep 0.02; done; exit 3"),
-        prefix=(sys.executable, "-c", script), cwd=command.directory,
+        prefix=(sys.executable, "-c", NOHUP), cwd=command.directory,
     )  # fmt: skip
     until(command.has_begun)
 
