@@ -251,8 +251,9 @@ class HeartbeatManager:
             self.give_back.add(hold.name, hold.lease_id, min_hold=hold.wanted.min_hold)
             raise
         hold.settled = True
-        if again and isinstance(outcome, Gone) and outcome.reason == "forced":
-            return Released()  # by the earlier try, whose answer we did not get
+        if again and isinstance(outcome, Gone):
+            # Over since the first try, which we did not hear the answer of: what became of it later is no loss of ours.
+            return Released() if outcome.reason == "forced" else outcome
         if isinstance(outcome, Gone):
             hold.lose_in_release(Loss(outcome.reason, hold.trouble, outcome.lease))
         else:

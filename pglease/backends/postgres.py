@@ -10,11 +10,12 @@ from __future__ import annotations
 import builtins
 import json
 import logging
+import math
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tenacity
@@ -24,12 +25,11 @@ from pglease.backends import postgres_schema
 from pglease.backends.base import Budget, Traits
 from pglease.backends.postgres_connections import BorrowedConnections, Connections, OwnConnections
 from pglease.backends.postgres_dsn import Dsn
-from pglease.backends.postgres_errors import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
+from pglease.backends.postgres_errors import INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
 from pglease.backends.postgres_link import Link, Row
 from pglease.backends.postgres_sql import Statements
 from pglease.errors import BackendError, BackendMisconfigured, BackendUnavailable
 from pglease.records import (
-    NOTHING,
     Gone,
     Granted,
     Held,
@@ -249,15 +249,22 @@ class PostgresBackend:
     def release(self, name: str, lease_id: str, budget: Budget, *, min_hold: float = 0.0) -> ReleaseOutcome:
         """See `Backend.release`."""
         params = {"name": name, "lease_id": lease_id, "min_hold": min_hold}
+        unheard: float | None = None  # when the first try was sent that nobody answered
 
         def end(link: Link, sql: Statements) -> ReleaseOutcome:
+            nonlocal unheard
+            earlier, unheard = unheard, budget.sent_at if unheard is None else unheard
             row = _first(link.rows(sql.release, params))
+            unheard = earlier
             if row is None:
                 return Gone("deleted")
             if row[0] == "released":
                 return Released()
             _refuse_busy(row[0], name)
-            return Gone(_REASONS[row[0]], _lease(row))
+            lease = _lease(row)
+            if earlier is not None and _over_for(row[0], lease) <= clock.now() - earlier:
+                return Released()  # by that try, whose reply was lost; a rival may have the name by now
+            return Gone(_REASONS[row[0]], lease)
 
         return self._converse(end, budget)
 
@@ -288,10 +295,22 @@ class PostgresBackend:
         """See `Backend.cleanup`. Needs DELETE; each batch of 1000 holds the table for a few milliseconds."""
         total = 0
         while True:
-            deleted = self._converse(lambda link, sql: _cleanup_batch(link, sql, older_than), budget)
+            try:
+                deleted = self._converse(lambda link, sql: _cleanup_batch(link, sql, older_than), budget)
+            except BackendMisconfigured as error:
+                raise self._named_right(error) from None
             total += deleted
             if deleted < 1000:
                 return total
+
+    def _named_right(self, error: BackendMisconfigured) -> BackendMisconfigured:
+        """Name the GRANT that a cleanup lacks."""
+        if error.sqlstate != INSUFFICIENT_PRIVILEGE:
+            return error
+        return BackendMisconfigured(
+            f"cleanup may not delete here: GRANT DELETE ON {self._names.leases} and UPDATE ON {self._names.meta} to "
+            "this role, or let another role do it (`pglease schema grants`)"
+        )
 
     # -- conversations -------------------------------------------------------------------------------------------------
 
@@ -390,7 +409,14 @@ class PostgresBackend:
         """Yield one check after the other: what was found, and what to do about it."""
         from pglease.backends import postgres_doctor
 
-        yield from postgres_doctor.diagnose(lambda: self.connections.lend(self._budget(timeout)), self._names)
+        def take_and_return() -> None:
+            request = Request(postgres_doctor.PROBE_NAME, "pglease doctor", os.urandom(16).hex(), 5.0)
+            if isinstance(self.try_acquire(request, self._budget(timeout)), Granted):  # else another doctor is at work
+                self.release(request.name, request.lease_id, self._budget(timeout))
+
+        yield from postgres_doctor.diagnose(
+            lambda: self.connections.lend(self._budget(timeout)), self._names, take_and_return
+        )
 
     @staticmethod
     def _budget(timeout: float) -> Budget:
@@ -437,9 +463,17 @@ def _moment(epoch: float) -> datetime:
 
 def _metadata(written: str | None) -> Any:
     if written is None:
-        return NOTHING
+        return {}
     read = json.loads(written)
-    return MappingProxyType(read) if isinstance(read, dict) else NOTHING
+    return read if isinstance(read, dict) else {}
+
+
+def _over_for(verdict: str, lease: Lease) -> float:
+    """Return how long, by the store, the hold that was asked about has been over at most; infinity for one that lapsed."""
+    if verdict == "expired":
+        return math.inf
+    ended = lease.expires_at if verdict == "ended" else lease.acquired_at
+    return (lease.seen_at - ended).total_seconds()
 
 
 def _refuse_busy(verdict: str, name: str) -> None:
