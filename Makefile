@@ -27,8 +27,8 @@ install: $(DONE) ## Make .venv with pglease and everything to develop it
 $(DONE): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pglease needs Python 3.11 or newer: make PYTHON=...")'
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --upgrade 'pip>=25.1'
-	$(PY) -m pip install --quiet --editable . --group dev
+	$(PY) -m pip install -qq --upgrade 'pip>=25.1'
+	$(PY) -m pip install -qq --editable . --group dev
 	@rm -rf pglease.egg-info  # what building left in the tree; the installed metadata is in .venv
 	@touch $@
 

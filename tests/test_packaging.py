@@ -41,7 +41,7 @@ def wheel(tmp_path_factory):
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
-    options = ["--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", out]
+    options = ["--no-deps", "--no-build-isolation", "-qq", "--wheel-dir", out]
     run(sys.executable, "-m", "pip", "wheel", *options, source)
     return next(out.glob("*.whl"))
 
@@ -52,7 +52,7 @@ def elsewhere(tmp_path_factory, wheel):
     home = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", home)
     python = home / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", wheel)
+    run(python, "-m", "pip", "install", "-qq", wheel)
     return python
 
 

@@ -8,7 +8,7 @@ import time
 import psycopg
 import pytest
 
-from pglease.testing.processes import wait_until
+from pglease.testing.processes import free_port, wait_until
 from pglease.testing.proxy import Proxy
 
 PATIENCE = 10.0
@@ -236,14 +236,10 @@ def test_a_cut_in_the_middle_of_a_reply_lets_the_first_bytes_through(link, clien
         receive(client, 5)
 
 
-def test_without_a_server_the_client_is_cut(echo):
-    with Proxy("127.0.0.1", echo.port) as link:
-        echo.close()
-        try:
-            with connected(link) as client, pytest.raises(ConnectionResetError):
-                client.recv(1)
-        finally:
-            echo.__init__()
+def test_without_a_server_the_client_is_cut():
+    # The reset may come before the connection is even reported.
+    with Proxy("127.0.0.1", free_port()) as link, pytest.raises(ConnectionResetError), connected(link) as client:
+        client.recv(1)
 
 
 def test_stopping_leaves_no_thread_behind(echo):

