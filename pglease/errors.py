@@ -14,13 +14,17 @@ class PgleaseError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default would call `type(self)(*args)`, which fails for constructors with keyword-only facts.
-        return (_rebuild, (type(self), self.args, dict(self.__dict__)))
+        facts = dict(self.__dict__)
+        if isinstance(self, ImportError):  # keeps these outside its dictionary
+            facts |= {"name": self.name, "path": self.path}
+        return (_rebuild, (type(self), self.args, facts))
 
 
 def _rebuild(kind: type[PgleaseError], args: tuple[Any, ...], facts: dict[str, Any]) -> PgleaseError:
     error = kind.__new__(kind, *args)
     error.args = args
-    error.__dict__.update(facts)
+    for fact, value in facts.items():
+        setattr(error, fact, value)
     return error
 
 

@@ -9,16 +9,14 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import durationpy
 
 from pglease.errors import ConfigurationError
-from pglease.records import NOTHING
 
 Duration: TypeAlias = float | str | timedelta
 """Seconds as a number, a `timedelta`, or text such as "90s", "5m", "1h30m", "500ms"."""
@@ -32,7 +30,8 @@ MAX_DURATION = 100 * 365 * 86400.0
 """A hundred years: far beyond any lease, far below where timestamps overflow."""
 RENEWALS_PER_TTL = 3
 """Two may fail before the deadline."""
-_PLAIN_NUMBER = re.compile(r"\d+(\.\d+)?\Z")
+_PLAIN_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?\Z")
+_DURATION = re.compile(r"-?([0-9.]+[a-zA-Z\u00b5\u03bc]+)+\Z")
 _UNFIT_CHARACTER = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 T = TypeVar("T")
@@ -116,12 +115,11 @@ def _from_text(text: str, argument: str) -> float:
         return float(text)
     if text.lower() in ("inf", "infinity", "forever"):
         return math.inf
-    duration: timedelta | None
-    try:
-        duration = durationpy.from_str(text)
-    except (ValueError, OverflowError, durationpy.DurationError):
-        duration = None
-    if duration is None or not text:
+    duration: timedelta | None = None
+    if _DURATION.match(text):  # durationpy also takes signs in the middle and digits of other scripts
+        with suppress(ValueError, OverflowError, durationpy.DurationError):
+            duration = durationpy.from_str(text)
+    if duration is None:
         raise ConfigurationError(f"{argument} must be a duration such as '90s', '5m' or '1h30m', not {text!r}")
     return duration.total_seconds()
 
@@ -162,33 +160,38 @@ def choice(value: str, argument: str, allowed: tuple[str, ...]) -> str:
 
 
 def metadata(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Check what a holder attaches: a JSON object of at most 8192 bytes and 16 levels, no NaN; a copy comes back."""
+    """Check what a holder attaches: a JSON object of at most 8192 bytes and 16 levels, without NaN; a copy comes back."""
     if value is None:
-        return NOTHING
+        return {}
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"metadata must be a mapping of text to JSON values, not {value!r}")
-    if not all(isinstance(key, str) for key in value):
-        raise ConfigurationError(f"metadata must have text for keys, not {sorted(map(repr, value))}")
+    _check_levels(value, 1)
     try:
-        written = json.dumps(dict(value), allow_nan=False, ensure_ascii=False)
+        written = json.dumps(value, default=dict, allow_nan=False, ensure_ascii=False)
         size = len(written.encode("utf-8"))
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         raise ConfigurationError(f"metadata must be JSON without NaN or lone surrogates: {error}") from None
     if size > MAX_METADATA_BYTES:
         raise ConfigurationError(f"metadata must have at most {MAX_METADATA_BYTES} bytes as JSON, not {size}")
-    if "\\u0000" in written:
+    copy: dict[str, Any] = json.loads(written)
+    return copy
+
+
+def _check_levels(value: Any, level: int) -> None:
+    """Refuse what JSON or PostgreSQL would change in silence or not take at all."""
+    if isinstance(value, str) and "\0" in value:
         raise ConfigurationError("metadata must have no NUL characters")
-    if _depth(value) > MAX_METADATA_DEPTH:
+    if not isinstance(value, Mapping | list | tuple):
+        return
+    if level > MAX_METADATA_DEPTH:
         raise ConfigurationError(f"metadata must have at most {MAX_METADATA_DEPTH} levels")
-    return MappingProxyType(json.loads(written))
-
-
-def _depth(value: Any) -> int:
     if isinstance(value, Mapping):
-        return 1 + max(map(_depth, value.values()), default=0)
-    if isinstance(value, list | tuple):
-        return 1 + max(map(_depth, value), default=0)
-    return 0
+        for key in value:
+            if not isinstance(key, str):
+                raise ConfigurationError(f"metadata must have text for keys, not {key!r}")
+            _check_levels(key, level)
+    for inner in value.values() if isinstance(value, Mapping) else value:
+        _check_levels(inner, level + 1)
 
 
 def margin_for(ttl: float, margin: float | None = None) -> float:
@@ -221,7 +224,7 @@ class HoldOptions:
     wait: float | None = None
     min_hold: float = 0.0
     max_hold: float | None = None
-    metadata: Mapping[str, Any] = field(default_factory=lambda: NOTHING)  # through a factory for Python 3.11
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
     heartbeat: bool = True
     fair: bool = False
     on_lost: str = "raise"

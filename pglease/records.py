@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 LossReason: TypeAlias = Literal[
@@ -21,13 +20,6 @@ longer knows the name · forced: an operator ended it · unreachable: the store 
 max_hold: it was held as long as it may be · session_died: the session it was bound to is gone · forked: this is a child
 process, the hold is its parent's · closed: the client was closed.
 """
-
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-def _nothing() -> Mapping[str, Any]:
-    return NOTHING  # through a factory: Python 3.11 takes a mapping proxy, which has no hash, for a mutable default
-
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -56,7 +48,7 @@ class Lease:
     expires_at: datetime
     transitions: int
     seen_at: datetime
-    metadata: Mapping[str, Any] = field(default_factory=_nothing)
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:
@@ -102,7 +94,7 @@ class Request:
     owner_id: str
     lease_id: str
     ttl: float
-    metadata: Mapping[str, Any] = field(default_factory=_nothing)
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

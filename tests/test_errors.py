@@ -181,7 +181,6 @@ def test_a_missing_dependency_keeps_the_name_of_the_module() -> None:
     assert (error.name, str(error)) == ("redis", "install pglease[redis]")
 
 
-@pytest.mark.xfail(reason="ImportError keeps its name in a slot of its own, which __reduce__ does not see yet")
 def test_the_name_of_the_module_survives_pickling() -> None:
     error = MissingDependencyError("install pglease[redis]", name="redis")
 

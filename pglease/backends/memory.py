@@ -20,7 +20,6 @@ from pglease import forks
 from pglease.backends.base import Budget, Traits
 from pglease.errors import BackendClosed
 from pglease.records import (
-    NOTHING,
     Gone,
     Granted,
     Held,
@@ -67,7 +66,7 @@ class _Row:
             expires_at=self.expires_at,
             transitions=self.transitions,
             seen_at=now,
-            metadata=json.loads(self.metadata) if self.metadata else NOTHING,
+            metadata=json.loads(self.metadata) if self.metadata else {},
         )
 
 

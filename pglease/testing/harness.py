@@ -13,7 +13,6 @@ import pytest
 from pglease import clock
 from pglease.backends.base import Backend, Budget
 from pglease.records import (
-    NOTHING,
     Granted,
     Held,
     Lease,
@@ -139,19 +138,19 @@ class Worker:
         name: str,
         ttl: float = LONG,
         *,
-        metadata: Mapping[str, Any] = NOTHING,
+        metadata: Mapping[str, Any] | None = None,
         lease_id: str | None = None,
         within: float = PATIENCE,
     ) -> Granted | Refused:
         """Ask once, each time under a new id unless one is given."""
-        request = Request(name, self.label, lease_id or new_id(), ttl, metadata)
+        request = Request(name, self.label, lease_id or new_id(), ttl, metadata or {})
         return self.backend.try_acquire(request, budget(within))
 
     def hold(
-        self, name: str, ttl: float = LONG, *, metadata: Mapping[str, Any] = NOTHING, lease_id: str | None = None
+        self, name: str, ttl: float = LONG, *, metadata: Mapping[str, Any] | None = None, lease_id: str | None = None
     ) -> Hold:
         """Ask once; anything but a grant fails the test."""
-        request = Request(name, self.label, lease_id or new_id(), ttl, metadata)
+        request = Request(name, self.label, lease_id or new_id(), ttl, metadata or {})
         answer = self.backend.try_acquire(request, budget())
         assert isinstance(answer, Granted), answer
         return Hold(self, request, answer.lease)
