@@ -255,7 +255,7 @@ class HeartbeatManager:
             # Over since the first try, which we did not hear the answer of: what became of it later is no loss of ours.
             return Released() if outcome.reason == "forced" else outcome
         if isinstance(outcome, Gone):
-            hold.lose_in_release(Loss(outcome.reason, hold.trouble, outcome.lease))
+            hold.lose_in_release(_loss(hold, outcome))
         else:
             self._tell("released", hold)
         return outcome
@@ -350,7 +350,7 @@ class HeartbeatManager:
             elif not hold.ended:
                 self.give_back.add(hold.name, hold.lease_id)  # it came too late: lost here, so not to be kept there
         elif isinstance(outcome, Gone):
-            hold.lose(Loss(outcome.reason, hold.trouble, outcome.lease))
+            hold.lose(_loss(hold, outcome))
         else:
             self._unanswered(hold, outcome.error)
 
@@ -397,3 +397,9 @@ class HeartbeatManager:
         self.notices.forget()
         for hold in holds:
             hold.forget(Loss("forked"))
+
+
+def _loss(hold: Hold, gone: Gone) -> Loss:
+    """Return the loss behind a refusal; a name that was taken and given back by now was taken all the same."""
+    later = gone.lease is not None and gone.lease.fencing_token > hold.term.lease.fencing_token
+    return Loss("taken" if later else gone.reason, hold.trouble, gone.lease)
