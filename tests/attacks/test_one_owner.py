@@ -52,7 +52,10 @@ def test_the_same_backend_in_several_clients_keeps_within_its_pool(dsn: str, cli
     answers = all_at_once([lambda each=each: each.try_acquire("one", ttl=30) for each in clients])
 
     assert sorted(answers) == [False] * 7 + [True]
-    ((connections,),) = sql(dsn, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pglease'")
+    ((connections,),) = sql(
+        dsn,
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pglease' AND datname = current_database()",
+    )
     assert connections <= 3
     for each in clients:
         each.close()
@@ -150,7 +153,10 @@ def test_many_leases_are_renewed_by_one_thread_on_few_connections(dsn: str, clie
     assert is_so_for(4.0, lambda: len(leases.holding()) == 60)
 
     beating = [thread for thread in threading.enumerate() if thread.name == "pglease-heartbeat"]
-    ((connections,),) = sql(dsn, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pglease'")
+    ((connections,),) = sql(
+        dsn,
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pglease' AND datname = current_database()",
+    )
     assert len(beating) == 1
     assert connections <= 3
     assert len(leases.list_leases("many-")) == 60
