@@ -14,6 +14,7 @@ __all__ = ["Backend", "Traits", "open_backend"]
 
 _KNOB_PREFIX = "pglease."
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_NUMBERS = ("connect_timeout", "pool_size")
 _SWITCH = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
 
 
@@ -65,14 +66,15 @@ def _without_knobs(url: str) -> tuple[str, dict[str, Any]]:
     for pair in query.split("&"):
         key, _, value = pair.partition("=")
         if unquote(key).startswith(_KNOB_PREFIX):
-            ours[unquote(key)[len(_KNOB_PREFIX) :]] = _read(unquote(value))
+            name = unquote(key)[len(_KNOB_PREFIX) :]
+            ours[name] = _read(name, unquote(value))
         else:
             rest.append(pair)
     return (f"{base}?{'&'.join(rest)}" if rest else base), ours
 
 
-def _read(value: str) -> Any:
-    if value.isdigit() and value not in ("0", "1"):
+def _read(name: str, value: str) -> Any:
+    if value.isdigit() and (name in _NUMBERS or value not in _SWITCH):
         return int(value)
     return _SWITCH.get(value.lower(), value)
 
@@ -80,9 +82,6 @@ def _read(value: str) -> Any:
 def _postgres(address: str, knobs: dict[str, Any]) -> Backend:
     from pglease.backends.postgres import PostgresBackend
 
-    for name in ("pool_size", "connect_timeout"):  # "1" reads as a switch
-        if isinstance(knobs.get(name), bool):
-            knobs[name] = int(knobs[name])
     unknown = sorted(knobs.keys() - _knobs_of(PostgresBackend))
     if unknown:
         raise ConfigurationError(*(f"PostgreSQL has no knob {name!r}" for name in unknown))

@@ -28,8 +28,9 @@ _NEEDS_A_PERSON = frozenset({_REFUSED, "0A000", "2BP01", "42501"})
 """Our own refusal, a view that stands on a column, a missing right: another try would end the same way."""
 
 _PREPARE = """
-SELECT pg_catalog.set_config('lock_timeout', '5s', true), pg_catalog.set_config('search_path', 'pg_catalog', true),
-       pg_catalog.set_config('pglease.force', %(force)s::text, true)
+SELECT pg_catalog.set_config('lock_timeout', '5s', true) AS lock_timeout,
+       pg_catalog.set_config('search_path', 'pg_catalog', true) AS search_path,
+       pg_catalog.set_config('pglease.force', %(force)s::text, true) AS force
 """
 """For the transaction alone. With this search path nothing in the script can be shadowed: our tables are named with
 their schema. The lock time-out keeps a start from waiting for ever behind somebody's open migration."""
