@@ -53,8 +53,9 @@ matrix: $(DONE) ## Run the marked tests on PostgreSQL 14 to 18, Python 3.12 and 
 contract: $(DONE) ## Run the contract suite on one backend: make contract BACKEND=postgres
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(wildcard tests/test_$(BACKEND)_contract.py tests/test_$(BACKEND).py) $(ARGS)
 
-bench: $(DONE) ## Measure against the bare driver
-	$(PY) -m benchmarks $(ARGS)
+bench: $(DONE) ## Measure against the bare driver; writes benchmarks/RESULTS.md and the figures of the README
+	$(PY) -m benchmarks --write $(ARGS)
+	$(PY) -m tests.support.readme
 
 check: lint types test ## Everything to run before a commit
 

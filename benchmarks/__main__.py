@@ -1,7 +1,7 @@
 """`python -m benchmarks`: every figure is a ratio against the bare driver, taken side by side in one run.
 
-The bare driver is psycopg with the same statements, prepared, on one connection in autocommit, without a pool, a deadline, a
-renewer or a record: the least that anybody could do. For a losing try it is a `SELECT` of the row by its key.
+The bare driver is psycopg with the same statements, prepared, on one connection in autocommit, without a pool, a
+deadline, a renewer or a record: the least that anybody could do. For a losing try it is a `SELECT` of the row by key.
 """
 
 from __future__ import annotations
@@ -137,28 +137,27 @@ def report(figures: list[Figure]) -> str:
     rows = "\n".join(_row(figure) for figure in figures)
     return f"""# What pglease costs
 
-Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}. Each figure is the median of its runs, both sides taken in turn in one
-process on one machine; in brackets the smallest and the largest median of a run. *Bare* is psycopg with the same statements,
-prepared, on one connection; for the losing try a `SELECT *` by key.
+Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}. Each figure is the median of its runs, both sides taken in
+turn in one process on one machine; in brackets the smallest and the largest median of a run. *Bare* is psycopg with the
+same statements, prepared, on one connection; for the losing try a `SELECT *` by key.
 
 | work | WAL flush | pglease, µs | bare, µs | ratio | aim |
 |---|---|---|---|---|---|
 {rows}
 
-Machine: {platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}; Python
-{platform.python_version()}, psycopg {psycopg.__version__} ({psycopg.pq.__impl__}), PostgreSQL over TCP on the loopback device.
+Machine: {platform.machine()}, {os.cpu_count()} cores, {platform.system()}; Python {platform.python_version()},
+psycopg {psycopg.__version__} ({psycopg.pq.__impl__}), PostgreSQL over TCP on the loopback device.
 """
 
 
 def _row(figure: Figure) -> str:
     aim = "" if figure.most is None else f"≤ {figure.most}{'' if figure.kept else ' (missed)'}"
-    return (
-        f"| {figure.work} | {figure.flush} | {_shown(figure.ours)} | {_shown(figure.bare)} | {figure.ratio:.2f}× | {aim} |"
-    )
+    times = f"{_shown(figure.ours)} | {_shown(figure.bare)}"
+    return f"| {figure.work} | {figure.flush} | {times} | {figure.ratio:.2f}× | {aim} |"
 
 
 def _shown(timing: Timing) -> str:
-    return f"{timing.median:.0f} ({timing.least:.0f}–{timing.most:.0f})"
+    return f"{timing.median:.0f} ({timing.least:.0f} to {timing.most:.0f})"
 
 
 def main(arguments: list[str]) -> int:

@@ -1,0 +1,50 @@
+"""The parts of the README that the product writes itself. `python -m tests.support.readme` writes them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pglease.backends.base import Traits
+from pglease.backends.memory import MemoryBackend
+from pglease.backends.postgres import PostgresBackend
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+RESULTS = ROOT / "benchmarks" / "RESULTS.md"
+STORES = ((PostgresBackend("postgresql://localhost"), "`postgresql://…`"), (MemoryBackend(), "`memory://`"))
+
+
+def stores() -> str:
+    """Return the table of stores, printed from their traits."""
+    head = "| store | address | expiry judged by | shared by | durable |\n|---|---|---|---|---|"
+    return "\n".join([head, *(_store(store.traits, address) for store, address in STORES)])
+
+
+def _store(traits: Traits, address: str) -> str:
+    durable = "yes" if traits.durable else "no"
+    return f"| {traits.kind} | {address} | {traits.clock} | {traits.shared_by} | {durable} |"
+
+
+def figures() -> str:
+    """Return the ratios that the last `make bench` wrote down."""
+    ratios: dict[str, dict[str, str]] = {}
+    for work, flush, ratio in re.findall(
+        r"^\| ([^|]+) \| (on|off) \|[^|]*\|[^|]*\| ([\d.]+×)", RESULTS.read_text("utf-8"), re.MULTILINE
+    ):
+        ratios.setdefault(work, {})[flush] = ratio
+    rows = [f"| {work} | {of.get('off', '')} | {of.get('on', '')} |" for work, of in ratios.items()]
+    return "\n".join(["| work | WAL flush off | WAL flush on |", "|---|---|---|", *rows])
+
+
+def written(text: str) -> str:
+    """Return the README with both parts as they should be."""
+    for part, table in (("stores", stores()), ("figures", figures())):
+        text = re.sub(
+            rf"(<!-- {part}:[^\n]*-->\n).*?(\n<!-- /{part} -->)", rf"\g<1>{table}\g<2>", text, flags=re.DOTALL
+        )
+    return text
+
+
+if __name__ == "__main__":
+    README.write_text(written(README.read_text("utf-8")), "utf-8")

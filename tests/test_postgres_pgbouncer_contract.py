@@ -1,0 +1,50 @@
+"""PostgreSQL keeps the contract through PgBouncer in transaction mode too: nothing of ours lives in a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from pglease.backends.base import Backend
+from pglease.backends.postgres import PostgresBackend
+from pglease.testing.contract import BackendContract
+from pglease.testing.harness import Harness
+from pglease.testing.local_pgbouncer import PgBouncer
+from pglease.testing.local_postgres import LocalPostgres
+from tests.test_postgres_contract import PostgresHarness
+
+pytestmark = [pytest.mark.needs("pgbouncer"), pytest.mark.xdist_group("pgbouncer contract")]
+
+
+class PooledHarness(PostgresHarness):
+    """The same table, reached through the pooler; time passes and links break behind it."""
+
+    model_runs = 20
+
+    def __init__(self, server: LocalPostgres, pooler: PgBouncer) -> None:
+        self._pooler = pooler
+        super().__init__(server)
+
+    def open(self) -> Backend:
+        return PostgresBackend(self._pooler.dsn)
+
+
+@pytest.fixture(scope="module")
+def world(canary: str) -> Iterator[tuple[LocalPostgres, PgBouncer]]:
+    with (
+        LocalPostgres(user="contract", password=canary, dbname="leases") as server,
+        PgBouncer(server.dsn) as pooler,
+        closing(PostgresBackend(pooler.dsn)) as backend,
+    ):
+        backend.apply_schema()
+        yield server, pooler
+
+
+class TestPostgresThroughPgBouncer(BackendContract):
+    @pytest.fixture
+    def harness(self, world: tuple[LocalPostgres, PgBouncer]) -> Iterator[Harness]:
+        harness = PooledHarness(*world)
+        yield harness
+        harness.close()

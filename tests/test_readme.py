@@ -1,0 +1,60 @@
+"""The README says what is true: its code runs, its tables are the product's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from pglease import PGLease
+from tests.support.readme import README, ROOT, written
+
+TEXT = README.read_text("utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.fixture
+def world(dsn: str) -> Iterator[dict[str, Any]]:
+    """What the README's code finds around it."""
+    done: list[Any] = []
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE report (id int PRIMARY KEY, body text, token bigint)")
+        connection.execute("INSERT INTO report VALUES (1, 'none', 0)")
+        yield {
+            "done": done,
+            "connection": connection,
+            "render": lambda: "fresh",
+            "generate_report": lambda **facts: done.append(facts["token"]),
+        }
+
+
+def test_every_block_of_code_runs(dsn: str, world: dict[str, Any]) -> None:
+    for block in BLOCKS:
+        exec(block.replace("postgresql://user:pass@localhost/db", dsn), world)
+
+    assert world["done"] == [1]
+    assert world["connection"].execute("SELECT body, token FROM report").fetchone() == ("fresh", 2)
+    leases: PGLease = world["leases"]
+    world["import_tenant"](tenant="acme")
+    assert leases.get_lease("import:acme") is not None
+    leases.close()
+
+
+def test_its_tables_are_what_the_product_says() -> None:
+    assert written(TEXT) == TEXT, "run: python -m tests.support.readme"
+
+
+def test_it_is_short_and_shows_code_early() -> None:
+    lines = TEXT.splitlines()
+    first_code = next(number for number, line in enumerate(lines, 1) if line.startswith("```python"))
+
+    assert len(lines) < 180
+    assert first_code < 30
+
+
+def test_every_local_link_leads_somewhere() -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", TEXT):
+        assert (ROOT / target).exists(), target
