@@ -1,0 +1,28 @@
+"""The 0.0.3 README's unit tests, word for word, over pytest-postgresql's own `postgresql` fixture."""
+
+# ruff: noqa: PT022, S101
+
+import pytest
+
+from pglease import PGLease
+
+
+@pytest.fixture
+def coordinator(postgresql):
+    """Provide a test coordinator with clean database"""
+    pglease = PGLease(f"postgresql://localhost/{postgresql.info.dbname}")
+    yield pglease
+    pglease.cleanup_expired()  # Clean up
+    pglease.close()
+
+
+def test_singleton_task(coordinator):
+    # First acquisition should succeed
+    assert coordinator.try_acquire("test-task", ttl=60) is True
+
+    # Second acquisition should fail (lease held)
+    assert coordinator.try_acquire("test-task", ttl=60) is False
+
+    # After release, should succeed again
+    coordinator.release("test-task")
+    assert coordinator.try_acquire("test-task", ttl=60) is True
