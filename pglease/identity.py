@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import socket
 import sys
 import threading
 
@@ -16,7 +14,9 @@ def new_lease_id() -> str:
 
 def default_owner() -> str:
     """Return a label for people: `host:pid:random`."""
-    return f"{socket.gethostname()[:200] or 'localhost'}:{os.getpid()}:{secrets.token_hex(4)}"
+    import socket
+
+    return f"{socket.gethostname()[:200] or 'localhost'}:{os.getpid()}:{os.urandom(4).hex()}"
 
 
 def current_caller() -> tuple[int, int]:

@@ -260,7 +260,7 @@ class OwnConnections:
         return pool
 
     def _params(self) -> dict[str, Any]:
-        several = "," in (self.dsn.get("host") or "")
+        several = "," in (self.dsn.get("host") or os.environ.get("PGHOST", ""))
         return self.dsn.params(
             {
                 "connect_timeout": max(2, round(self._connect_timeout)),  # libpq's own least
