@@ -244,9 +244,9 @@ def hear(): return sys.stdin.readline().strip()
 class Child:
     """A Python process that answers line by line. `dsn`, `say` and `hear` are there for its script."""
 
-    def __init__(self, script: str, *arguments: str) -> None:
+    def __init__(self, script: str, *arguments: str, first: str = "") -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", _PRELUDE + script, *arguments],
+            [sys.executable, "-W", "error", "-c", first + _PRELUDE + script, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -284,9 +284,9 @@ class Child:
 
 
 @contextmanager
-def child(script: str, *arguments: str) -> Iterator[Child]:
-    """A process that is surely gone afterwards."""
-    process = Child(script, *arguments)
+def child(script: str, *arguments: str, first: str = "") -> Iterator[Child]:
+    """A process that is surely gone afterwards; `first` is what it does before it imports pglease."""
+    process = Child(script, *arguments, first=first)
     try:
         yield process
     finally:
