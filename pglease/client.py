@@ -6,6 +6,7 @@ It knows no kind of store: every rule about who holds what is the backend's, eve
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import random
@@ -492,7 +493,8 @@ class PGLease:
                 Event("acquired", hold.name, request.owner_id, lease.fencing_token, seconds=clock.now() - found.sent_at)
             )
         if closed:  # between our asking and the answer
-            manager.release(hold)
+            with contextlib.suppress(BackendError):  # unconfirmed, it lapses by itself
+                manager.release(hold)
             raise BackendClosed("the client is closed")
         return lease
 
@@ -826,7 +828,8 @@ class LeaseContext(Generic[LeaseT_co]):
 
 
 def _tell_unconfirmed(hold: Hold, trouble: BackendError, body_error: BaseException | None) -> None:
-    text = f"the release of {hold.name!r} could not be confirmed and goes on in the background: {trouble}"
+    after = "it lapses by itself" if isinstance(trouble, BackendClosed) else "it goes on in the background"
+    text = f"the release of {hold.name!r} could not be confirmed, {after}: {trouble}"
     log.warning("%s", text, extra={"lease_name": hold.name})
     if body_error is not None:
         body_error.add_note(f"pglease: {text}")
