@@ -475,6 +475,8 @@ class PGLease:
     ) -> HeldLease | NotAcquired:
         manager = self.heartbeat_manager
         if isinstance(found, Refused):
+            facts = {"lease_name": request.name, "lease_outcome": "busy"}
+            log.debug("the lease %r is held by %r", request.name, found.held_by, extra=facts)
             if manager.notices:
                 manager.notices.tell(Event("busy", request.name, found.held_by))
             return NotAcquired(request.name, found.lease, found.retry_after)

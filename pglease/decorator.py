@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import string
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
@@ -15,6 +16,8 @@ from pglease.options import HoldOptions
 
 if TYPE_CHECKING:
     from pglease.client import PGLease
+
+log = logging.getLogger("pglease")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -112,6 +115,8 @@ class _Block:
 
 
 def _skipped(refused: NotAcquired, wanted: HoldOptions, *, skip_if_locked: bool, on_skip: Any) -> Any:
+    facts = {"lease_name": refused.name, "lease_outcome": "skip"}
+    log.info("a call is skipped: the lease %r is held by %r", refused.name, refused.held_by, extra=facts)
     if callable(on_skip):
         return on_skip(refused)
     if on_skip is not None or skip_if_locked:
