@@ -68,7 +68,7 @@ def nobody(future: Future[Answer]) -> None:
     raise AssertionError("nothing was abandoned")
 
 
-# -- run -------------------------------------------------------------------------------------------------------------------
+# -- run ---------------------------------------------------------------------------------------------------------------
 
 
 def test_run_calls_and_pauses_in_turn_and_returns_what_the_conversation_returns(backend):
@@ -142,7 +142,7 @@ def test_a_conversation_without_a_step_just_returns(backend):
     assert asyncio.run(drive.arun(silent(), backend, nobody)) == "nothing to ask"
 
 
-# -- arun ------------------------------------------------------------------------------------------------------------------
+# -- arun --------------------------------------------------------------------------------------------------------------
 
 
 def test_arun_gives_the_same_answers_as_run(backend):
@@ -284,7 +284,7 @@ def test_a_call_that_ends_after_its_loop_was_closed_makes_no_noise(backend, capl
     assert [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
 
 
-# -- what a cancelled task leaves behind ------------------------------------------------------------------------------------
+# -- what a cancelled task leaves behind -------------------------------------------------------------------------------
 
 
 def wanted(wait: float | None = None) -> options.HoldOptions:
@@ -367,7 +367,7 @@ def test_a_cancellation_in_the_very_moment_of_the_grant_leaves_nothing(backend, 
         wait_until(lambda: leases.heartbeat_manager.give_back._debts == [], within=15)
 
 
-# -- in_executor -----------------------------------------------------------------------------------------------------------
+# -- in_executor -------------------------------------------------------------------------------------------------------
 
 
 def test_in_executor_returns_what_the_function_returns_and_raises_what_it_raises():

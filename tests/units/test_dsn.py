@@ -31,7 +31,7 @@ def everything_said(error: BaseException) -> str:
     return "".join([str(error), repr(error), repr(error.args), *traceback.format_exception(error)])
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_any_password_that_is_percent_encoded_comes_out_as_it_was_given(password
     assert dsn.params({})["password"] == password
 
 
-# -- refusing without a word about the secret ------------------------------------------------------------------------------
+# -- refusing without a word about the secret --------------------------------------------------------------------------
 
 
 @settings(deadline=None)
@@ -193,7 +193,7 @@ def test_an_address_is_text(address):
         Dsn(address)
 
 
-# -- showing and scrubbing -------------------------------------------------------------------------------------------------
+# -- showing and scrubbing ---------------------------------------------------------------------------------------------
 
 
 def test_it_is_shown_without_its_secrets():

@@ -59,7 +59,7 @@ def test_an_address_is_text(url):
         open_backend(url)
 
 
-# -- knobs -----------------------------------------------------------------------------------------------------------------
+# -- knobs -------------------------------------------------------------------------------------------------------------
 
 
 def test_knobs_may_stand_in_the_query_and_the_rest_of_it_is_libpqs():
@@ -162,7 +162,7 @@ def test_only_the_unknown_knobs_are_called_unknown():
     assert "pool_size" not in str(caught.value)
 
 
-# -- through the client ----------------------------------------------------------------------------------------------------
+# -- through the client ------------------------------------------------------------------------------------------------
 
 
 def test_knobs_of_the_client_reach_the_store():

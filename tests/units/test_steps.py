@@ -94,7 +94,7 @@ def story(
     return Story(steps.acquire(REQUEST, margin=MARGIN, patience=patience, now=now, spread=spread), now).begin()
 
 
-# -- asking once -----------------------------------------------------------------------------------------------------------
+# -- asking once -------------------------------------------------------------------------------------------------------
 
 
 def test_a_grant_ends_it_with_a_belief_counted_from_when_the_request_was_sent():
@@ -160,7 +160,7 @@ def test_a_late_grant_that_cannot_be_given_back_is_raised_as_unknown():
     assert caught.value.outcome_unknown is True
 
 
-# -- waiting ---------------------------------------------------------------------------------------------------------------
+# -- waiting -----------------------------------------------------------------------------------------------------------
 
 
 def test_who_waits_looks_again_and_again_under_one_id():
@@ -249,7 +249,7 @@ def test_a_grant_whose_trust_ended_while_we_wait_on_is_given_back_and_asked_for_
     assert isinstance(asked.result, Term)
 
 
-# -- waiting through trouble -----------------------------------------------------------------------------------------------
+# -- waiting through trouble -------------------------------------------------------------------------------------------
 
 
 def test_an_outage_is_waited_out():
@@ -309,7 +309,7 @@ def test_a_later_refusal_settles_what_became_of_a_lost_reply():
     assert asked.result == refused(100.0)
 
 
-# -- for ever --------------------------------------------------------------------------------------------------------------
+# -- for ever ----------------------------------------------------------------------------------------------------------
 
 
 def test_who_waits_for_ever_never_gives_up_and_never_looks_for_ever():
@@ -323,7 +323,7 @@ def test_who_waits_for_ever_never_gives_up_and_never_looks_for_ever():
     assert all(math.isfinite(pause) for pause in asked.waits)
 
 
-# -- whatever happens ------------------------------------------------------------------------------------------------------
+# -- whatever happens --------------------------------------------------------------------------------------------------
 
 ANSWERS = st.one_of(
     st.floats(0, 100).map(refused),
