@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import click
@@ -23,20 +24,32 @@ ACTIONS = ("print", "apply", "diff", "grants")
     )
 )
 @click.argument("action", type=click.Choice(ACTIONS), default="print")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="With apply: upgrade a table of pglease 0.0.x although a lease in it still runs. Stop those clients first.",
+)
 @store_options
 @json_option
 @quiet_option
 @click.pass_context
-def schema(ctx: click.Context, /, *, action: str, as_json: bool, quiet: bool, **_: Any) -> int:
+def schema(ctx: click.Context, /, *, action: str, force: bool, as_json: bool, quiet: bool, **_: Any) -> int:
     """Print, apply or compare the table that leases live in.
 
     `print` (the default) shows the statements that make it, for those who let no program create tables. `apply`
     creates or upgrades it, safe for any number at once, and again. `diff` says how the store's table differs: exit
     code 0 when it does not, 1 when it does. `grants` shows the rights each role needs.
     """
-    act: Callable[[Any], int] = {"print": _print, "apply": _apply, "diff": _diff, "grants": _grants}[action]
+    if force and action != "apply":
+        raise click.UsageError("--force goes with `pglease schema apply`")
+    actions: dict[str, Callable[[Any], int]] = {
+        "print": _print,
+        "apply": partial(_apply, force=force),
+        "diff": _diff,
+        "grants": _grants,
+    }
     with _Store(ctx, as_json, quiet) as store:
-        return act(store)
+        return actions[action](store)
 
 
 class _Store:
@@ -55,9 +68,9 @@ class _Store:
     def __exit__(self, *_: object) -> None:
         self.backend.close()
 
-    def verb(self, name: str, purpose: str) -> Callable[[], Any]:
+    def verb(self, name: str, purpose: str) -> Callable[..., Any]:
         """Return what the store can do, or say in one sentence that it cannot."""
-        found: Callable[[], Any] | None = getattr(self.backend, name, None)
+        found: Callable[..., Any] | None = getattr(self.backend, name, None)
         if found is None:
             raise CommandError(f"{purpose}: this store ({self.backend.traits.kind}) has nothing of the kind")
         return found
@@ -89,8 +102,8 @@ def _grants(store: _Store) -> int:
     return 0
 
 
-def _apply(store: _Store) -> int:
-    done = store.verb("apply_schema", "cannot apply a schema")()
+def _apply(store: _Store, *, force: bool) -> int:
+    done = store.verb("apply_schema", "cannot apply a schema")(**({"force": True} if force else {}))
     store.lines("done", done, "the schema is up to date: nothing was done")
     return 0
 

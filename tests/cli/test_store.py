@@ -48,6 +48,29 @@ def test_a_table_that_was_changed_shows_in_the_difference(call, sql):
     assert "metadata" in " ".join(json.loads(out)["differences"])
 
 
+def test_a_live_table_of_0_0_x_is_upgraded_by_force_alone(call, sql):
+    sql(
+        "CREATE TABLE pglease_leases (task_name varchar(255) PRIMARY KEY, owner_id varchar(255) NOT NULL, acquired_at"
+        " timestamptz NOT NULL, expires_at timestamptz NOT NULL, heartbeat_at timestamptz NOT NULL)"
+    )
+    sql("INSERT INTO pglease_leases VALUES ('job', 'old', now(), now() + interval '1 h', now())")
+
+    code, _, refusal = call("schema", "apply")
+    assert code == 125
+    assert "pglease schema apply --force" in refusal
+
+    assert call("schema", "apply", "--force")[0] == 0
+    assert sql("SELECT owner_id, fencing_token FROM pglease_leases") == ("old", 1)
+
+
+@pytest.mark.parametrize("action", ["print", "diff", "grants"])
+def test_force_goes_with_apply_alone(call, action):
+    code, _, refusal = call("schema", action, "--force")
+
+    assert code == 2
+    assert "--force goes with" in refusal
+
+
 def test_grants_name_the_roles(call):
     code, out, _ = call("schema", "grants")
 
