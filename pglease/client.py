@@ -416,8 +416,7 @@ class PGLease:
             found = drive.run(self._conversation(request, wanted, margin, poll), self.backend, self._pause(cancel))
             return self._taken(found, request, wanted, margin)
         except BackendUnavailable as error:
-            self._give_back_if_unknown(request, error)
-            raise
+            return self._refused_before(request, error)
         except (BackendError, ConfigurationError):
             raise
         except BaseException as error:  # interrupted: nobody knows whether it was granted
@@ -441,8 +440,7 @@ class PGLease:
         try:
             found = await drive.arun(self._conversation(request, wanted, margin, poll), self.backend, return_late_grant)
         except BackendUnavailable as error:
-            self._give_back_if_unknown(request, error)
-            raise
+            return self._refused_before(request, error)
         return self._taken(found, request, wanted, margin)
 
     def _request(self, wanted: HoldOptions) -> tuple[Request, float]:
@@ -499,6 +497,13 @@ class PGLease:
                 manager.release(hold)
             raise BackendClosed("the client is closed")
         return lease
+
+    def _refused_before(self, request: Request, error: BackendUnavailable) -> NotAcquired:
+        """Let go of a grant that may exist; a wait that was refused before its last look failed has simply run out."""
+        self._give_back_if_unknown(request, error)
+        if error.refused is None:
+            raise error
+        return NotAcquired(request.name, error.refused.lease, error.refused.retry_after)
 
     def _give_back_if_unknown(self, request: Request, error: BackendUnavailable) -> None:
         if error.outcome_unknown:

@@ -131,7 +131,10 @@ class BackendUnavailable(BackendError):
     Attributes:
         outcome_unknown: True when the request may have been applied before the trouble. A grant that may exist is given
             back in the background and lapses by itself at its ttl.
+        refused: the answer of an earlier look of the same wait (a `Refused`), or None.
     """
+
+    refused: Any = None
 
     def __init__(self, message: str, *, outcome_unknown: bool = False) -> None:
         super().__init__(message)

@@ -120,6 +120,7 @@ def _given_up(refused: Refused | None, error: BackendUnavailable | None, *, unkn
     """Return the last refusal; raise the last trouble where there was none, or where a grant may exist."""
     if error is not None and (refused is None or unknown):
         error.outcome_unknown = error.outcome_unknown or unknown
+        error.refused = refused
         raise error
     assert refused is not None  # every look ends in one of the two
     return refused
