@@ -200,6 +200,7 @@ def test_a_frozen_server_can_be_stopped_in_good_order(fresh_postgres):
 
     assert not is_alive(pid)
     assert "database system is shut down" in server.log_text()
+    assert "immediate shutdown" not in server.log_text()
 
 
 @pytest.mark.needs("linux")
