@@ -20,6 +20,7 @@ import psycopg
 
 import pglease
 from benchmarks.side_by_side import Timing, side_by_side
+from pglease.backends.postgres_connections import OURS_ALONE
 from pglease.backends.postgres_sql import Statements
 from pglease.schema import PROTOCOL, TableNames
 from pglease.testing.local_postgres import LocalPostgres
@@ -51,6 +52,7 @@ class Bare:
 
     def __init__(self, dsn: str) -> None:
         self._link = psycopg.connect(dsn, autocommit=True, prepare_threshold=0)
+        self._link.execute(OURS_ALONE)
         self._sql = Statements.of(TableNames("pglease_leases", "public"), PROTOCOL)
         self._hold = self._acquire("bare renewal", 3600.0)
 
@@ -139,7 +141,7 @@ def report(figures: list[Figure]) -> str:
 
 Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}. Each figure is the median of its runs, both sides taken in
 turn in one process on one machine; in brackets the smallest and the largest median of a run. *Bare* is psycopg with the
-same statements, prepared, on one connection; for the losing try a `SELECT *` by key.
+same statements and session settings, prepared, on one connection; for the losing try a `SELECT *` by key.
 
 | work | WAL flush | pglease, µs | bare, µs | ratio | aim |
 |---|---|---|---|---|---|

@@ -238,13 +238,12 @@ class PostgresBackend:
         """See `Backend.renew`. Uses the connection that is kept for renewals."""
         if not renewals:
             return []
-        params = {
+        params: dict[str, builtins.list[Any]] = {
             "names": [renewal.name for renewal in renewals],
             "lease_ids": [renewal.lease_id for renewal in renewals],
             "ttls": [renewal.ttl for renewal in renewals],
         }
-        rows = self._converse(lambda link, sql: link.rows(sql.renew, params), budget, reserved=True)
-        return [_renewal_outcome(row) for row in rows]
+        return self._converse(lambda link, sql: _renewed(link, sql, params), budget, reserved=True)
 
     def release(self, name: str, lease_id: str, budget: Budget, *, min_hold: float = 0.0) -> ReleaseOutcome:
         """See `Backend.release`."""
@@ -463,7 +462,7 @@ def _metadata(written: str) -> dict[str, Any]:
 
 
 def _over_for(verdict: str, lease: Lease) -> float:
-    """Return how long, by the store, the hold that was asked about has been over at most; infinity for one that lapsed."""
+    """Return how long, by the store, the hold has been over at most; infinity for one that lapsed."""
     if verdict == "expired":
         return math.inf
     ended = lease.expires_at if verdict == "ended" else lease.acquired_at
@@ -476,13 +475,26 @@ def _refuse_busy(verdict: str, name: str) -> None:
         raise BackendUnavailable(f"the row of {name!r} is locked by another session")
 
 
+def _renewed(link: Link, sql: Statements, params: dict[str, list[Any]]) -> list[RenewalOutcome]:
+    """Return the outcome for each of the holds, in their order."""
+    names = params["names"]
+    outcomes: list[RenewalOutcome | None] = [None] * len(names)
+    for *row, place in link.rows(sql.renew, params):
+        outcomes[place - 1] = _renewal_outcome(tuple(row))
+    unanswered = [name for name, outcome in zip(names, outcomes, strict=True) if outcome is None]
+    present = {row[0] for row in link.rows(sql.present, {"names": unanswered})} if unanswered else set()
+    return [outcome or _unanswered(name, present) for name, outcome in zip(names, outcomes, strict=True)]
+
+
 def _renewal_outcome(row: Row) -> RenewalOutcome:
-    verdict = row[0]
-    if verdict == "held":
-        return Held(_lease(row))
-    if verdict == "busy":
-        return Unknown(BackendUnavailable(f"the row of {row[1]!r} is locked by another session"))
-    return Gone(_REASONS[verdict], None if verdict == "deleted" else _lease(row))
+    lease = _lease(row)
+    return Held(lease) if row[0] == "held" else Gone(_REASONS[row[0]], lease)
+
+
+def _unanswered(name: str, present: set[str]) -> RenewalOutcome:
+    if name in present:
+        return Unknown(BackendUnavailable(f"the row of {name!r} is locked by another session"))
+    return Gone("deleted")
 
 
 def _cleanup_batch(link: Link, sql: Statements, older_than: float) -> int:

@@ -42,10 +42,14 @@ SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),
 """
 OURS_ALONE = """
 SELECT pg_catalog.set_config('default_transaction_isolation', 'read committed', false),
+       pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', false),
+       pg_catalog.set_config('enable_seqscan', 'off', false), pg_catalog.set_config('jit', 'off', false),
        pg_catalog.set_config('search_path', pg_catalog.concat_ws(', ', 'pg_catalog',
          nullif(pg_catalog.current_setting('search_path'), '')), false)
 """
-"""`pg_catalog` first and by name: otherwise a schema before it in somebody's search path could shadow our operators."""
+"""`pg_catalog` first and by name: otherwise a schema before it in somebody's search path could shadow our operators.
+Our statements are planned once for each connection, since planning costs more than running them; and by keys, since a
+plan made while the table was one page would go on reading all of it when it has thousands."""
 
 
 class Connections(Protocol):

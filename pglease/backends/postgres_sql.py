@@ -18,7 +18,8 @@ from pglease.schema import TableNames
 _SECONDS = "pg_catalog.make_interval(secs => {})"
 
 _RECORD = """{verdict} AS verdict, task_name, owner_id, fencing_token, transitions, metadata::text AS metadata,
-       pg_catalog.date_part('epoch', acquired_at) AS acquired_at, pg_catalog.date_part('epoch', heartbeat_at) AS heartbeat_at,
+       pg_catalog.date_part('epoch', acquired_at) AS acquired_at,
+       pg_catalog.date_part('epoch', heartbeat_at) AS heartbeat_at,
        pg_catalog.date_part('epoch', expires_at) AS expires_at, pg_catalog.date_part('epoch', seen_at) AS seen_at"""
 """What every statement returns about a row, in the order that `postgres._lease` reads. Epochs, since drivers and
 session time zones differ about timestamps; text for metadata, since drivers differ about jsonb."""
@@ -75,42 +76,39 @@ SELECT {record} FROM (
 ) AS answer
 """
 
-# renew: C4 C5. One statement for any number of holds. Locks in key order, so that two batches cannot deadlock; NO KEY,
-# so that a guard's KEY SHARE does not stop it; skips what others have locked, so that one row never stalls the rest.
+# renew: C4 C5. One statement for any number of holds, whose cost grows with their number and no faster: each is found
+# by its key. Locks in key order, so that two batches cannot deadlock; NO KEY, so that a guard's KEY SHARE does not stop
+# it; skips what others have locked, so that one row never stalls the rest. What was judged is what is written, so the
+# answer is read from the judgement. A hold without an answer is locked or has no row: `present` then asks which.
 _RENEW = """
 WITH wanted AS MATERIALIZED (
   SELECT * FROM ROWS FROM (pg_catalog.unnest(%(names)s::text[]), pg_catalog.unnest(%(lease_ids)s::uuid[]),
                            pg_catalog.unnest(%(ttls)s::float8[]))
-           WITH ORDINALITY AS w(task_name, lease_id, ttl, place)
+           WITH ORDINALITY AS w(name, wanted_id, ttl, place)
 ), locked AS MATERIALIZED (
-  SELECT l.task_name, l.owner_id, l.lease_id, l.fencing_token, l.transitions, l.metadata,
+  SELECT w.place, w.wanted_id, w.ttl, l.task_name, l.owner_id, l.lease_id, l.fencing_token, l.transitions, l.metadata,
          l.acquired_at, l.heartbeat_at, l.expires_at
-  FROM {leases} l WHERE l.task_name = ANY (%(names)s::text[])
-  ORDER BY l.task_name FOR NO KEY UPDATE SKIP LOCKED
+  FROM wanted w JOIN {leases} l ON l.task_name = w.name
+  ORDER BY l.task_name FOR NO KEY UPDATE OF l SKIP LOCKED
+), clocked AS MATERIALIZED (
+  SELECT locked.*, pg_catalog.clock_timestamp() AS seen_at FROM locked
 ), judged AS MATERIALIZED (
-  SELECT w.place, w.ttl, w.lease_id = locked.lease_id AS ours, locked.lease_id IS NULL AS ended,
-         locked.task_name, locked.owner_id, locked.fencing_token, locked.transitions, locked.metadata,
-         locked.acquired_at, locked.heartbeat_at, locked.expires_at, pg_catalog.clock_timestamp() AS seen_at
-  FROM locked JOIN wanted w ON w.task_name = locked.task_name
+  SELECT clocked.*, CASE WHEN wanted_id = lease_id AND expires_at > seen_at THEN 'held'
+                         WHEN wanted_id = lease_id THEN 'expired'
+                         WHEN lease_id IS NULL THEN 'ended' ELSE 'taken' END AS verdict
+  FROM clocked
 ), renewed AS (
   UPDATE {leases} l SET heartbeat_at = j.seen_at, expires_at = j.seen_at + {ttl}
-  FROM judged j
-  WHERE l.task_name = j.task_name AND j.ours AND j.expires_at > j.seen_at
-  RETURNING l.task_name, l.heartbeat_at, l.expires_at
-), answer AS (
-  SELECT w.place, w.task_name,
-         CASE WHEN r.task_name IS NOT NULL THEN 'held' WHEN j.place IS NULL AND c.task_name IS NULL THEN 'deleted'
-              WHEN j.place IS NULL THEN 'busy' WHEN j.ours THEN 'expired' WHEN j.ended THEN 'ended' ELSE 'taken'
-         END AS verdict,
-         j.owner_id, j.fencing_token, j.transitions, j.metadata, j.acquired_at, j.seen_at,
-         coalesce(r.heartbeat_at, j.heartbeat_at) AS heartbeat_at, coalesce(r.expires_at, j.expires_at) AS expires_at
-  FROM wanted w
-  LEFT JOIN judged j ON j.place = w.place
-  LEFT JOIN renewed r ON r.task_name = w.task_name AND j.ours
-  LEFT JOIN {leases} c ON c.task_name = w.task_name
+  FROM judged j WHERE l.task_name = j.task_name AND j.verdict = 'held'
 )
-SELECT {record} FROM answer ORDER BY place
+SELECT {record}, place FROM (
+  SELECT place, verdict, task_name, owner_id, fencing_token, transitions, metadata, acquired_at, seen_at,
+         CASE verdict WHEN 'held' THEN seen_at ELSE heartbeat_at END AS heartbeat_at,
+         CASE verdict WHEN 'held' THEN seen_at + {ttl} ELSE expires_at END AS expires_at
+  FROM judged j
+) AS answer
 """
+_PRESENT = "SELECT l.task_name FROM {leases} l WHERE l.task_name = ANY (%(names)s::text[])"
 
 # release: C6. Frees at once or at acquired_at + min_hold; the row stays as a tombstone that keeps the token. Clearing
 # `lease_id` is what makes every guard that starts afterwards fail.
@@ -197,6 +195,7 @@ class Statements:
     look: str
     try_acquire: str
     renew: str
+    present: str
     release: str
     force_release: str
     list: str
