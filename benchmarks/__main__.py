@@ -1,7 +1,8 @@
 """`python -m benchmarks`: every figure is a ratio against the bare driver, taken side by side in one run.
 
 The bare driver is psycopg with the same statements, prepared, on one connection in autocommit, without a pool, a
-deadline, a renewer or a record: the least that anybody could do. For a losing try it is a `SELECT` of the row by key.
+deadline, a renewer or a record: the least that anybody could do. For a losing try it is a `SELECT` of the holder's record
+by its key.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Bare:
         self._link.execute(self._sql.release, {"name": "bare", "lease_id": lease_id, "min_hold": 0.0}).fetchall()
 
     def select(self) -> None:
-        self._link.execute("SELECT * FROM pglease_leases WHERE task_name = %s", ("held",)).fetchone()
+        self._link.execute(self._sql.look, {"name": "held", "lease_id": None}).fetchone()
 
     def renew(self) -> None:
         params = {"names": ["bare renewal"], "lease_ids": [self._hold], "ttls": [3600.0]}
@@ -141,7 +142,7 @@ def report(figures: list[Figure]) -> str:
 
 Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}. Each figure is the median of its runs, both sides taken in
 turn in one process on one machine; in brackets the smallest and the largest median of a run. *Bare* is psycopg with the
-same statements and session settings, prepared, on one connection; for the losing try a `SELECT *` by key.
+same statements and session settings, prepared, on one connection; for the losing try a `SELECT` of the record.
 
 | work | WAL flush | pglease, µs | bare, µs | ratio | aim |
 |---|---|---|---|---|---|

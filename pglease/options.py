@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import durationpy
@@ -256,7 +257,10 @@ def hold_options(
         and fair is False
         and on_lost == "raise"
     ):
-        return HoldOptions(text(name, "name"), seconds(ttl, "ttl"))  # the usual call, kept short: it is on the hot path
+        try:
+            return _usual(name, ttl)
+        except TypeError:  # what has no hash is no name and no duration either; the checks say so
+            return HoldOptions(text(name, "name"), seconds(ttl, "ttl"))
     return _checked(name, ttl, wait, min_hold, max_hold, metadata, heartbeat, fair, on_lost)
 
 
