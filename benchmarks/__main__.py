@@ -1,8 +1,8 @@
 """`python -m benchmarks`: every figure is a ratio against the bare driver, taken side by side in one run.
 
 The bare driver is psycopg with the same statements, prepared, on one connection in autocommit, without a pool, a
-deadline, a renewer or a record: the least that anybody could do. For a losing try it is a `SELECT` of the holder's record
-by its key.
+deadline, a renewer or a record: the least that anybody could do. For a losing try it is a `SELECT` of the
+holder's record by its key.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def choice(value: str, argument: str, allowed: tuple[str, ...]) -> str:
 
 
 def metadata(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Check what a holder attaches: a JSON object of at most 8192 bytes and 16 levels, without NaN; a copy comes back."""
+    """Check what a holder attaches: a JSON object of at most 8192 bytes and 16 levels, without NaN; returns a copy."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -262,6 +262,12 @@ def hold_options(
         except TypeError:  # what has no hash is no name and no duration either; the checks say so
             return HoldOptions(text(name, "name"), seconds(ttl, "ttl"))
     return _checked(name, ttl, wait, min_hold, max_hold, metadata, heartbeat, fair, on_lost)
+
+
+@lru_cache(maxsize=1024, typed=True)  # typed, since True is 1 otherwise
+def _usual(name: str, ttl: Duration) -> HoldOptions:
+    """Check the usual call: the same few names are asked for over and over, and a loser should pay for one look."""
+    return HoldOptions(text(name, "name"), seconds(ttl, "ttl"))
 
 
 def _checked(  # noqa: PLR0917  # called once, from right above, in the same order
