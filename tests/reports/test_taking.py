@@ -385,14 +385,19 @@ def test_asking_for_a_lapsed_name_whose_row_is_locked_is_an_answer_at_once(dsn, 
 @pytest.mark.parametrize("strength", STRENGTHS)
 def test_a_waiter_gets_a_lapsed_name_as_soon_as_its_row_is_let_go(dsn, strength):
     """It waits by looking, never in the server; what it then gets has its whole ttl."""
-    with lapsing_row(dsn, strength) as (_, first, _, stranger, lapsed), PGLease(dsn) as waiter:
+    named = PGLease(f"{dsn}?application_name=waiter")
+    with lapsing_row(dsn, strength) as (_, first, _, stranger, lapsed), named as waiter:
         lapsed()
         waiting = []
         thread = threading.Thread(
             target=lambda: waiting.append(waiter.wait_for_lease("job", ttl=60, timeout=10, poll_interval=0.1))
         )
         thread.start()
-        wait_until(lambda: execute(dsn, "SELECT 1 FROM pg_stat_activity WHERE application_name = 'pglease'"))
+        has_looked = (
+            "SELECT 1 FROM pg_stat_activity WHERE application_name = 'waiter' AND datname = current_database() "
+            "AND state = 'idle' AND query LIKE '%clock_timestamp%'"
+        )
+        wait_until(lambda: execute(dsn, has_looked))
         stranger.rollback()
         thread.join(5)
 
