@@ -1,0 +1,60 @@
+"""Two clients that know nothing of each other, on a store in memory and on PostgreSQL: what is promised holds on both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pglease import MemoryBackend, PGLease
+from tests.support import worlds
+
+
+class Store:
+    """Where the leases are; the test may reach behind everybody's back."""
+
+    def __init__(self, dsn: str | None) -> None:
+        self.dsn = dsn
+        self._memory = MemoryBackend()
+        self._life = ExitStack()
+
+    def client(self, owner_id: str | None = None, **arguments: Any) -> PGLease:
+        """Return another client; it is closed at the end of the test."""
+        return self._life.enter_context(PGLease(self.dsn or self._memory.another(), owner_id, **arguments))
+
+    def lapse(self, name: str) -> None:
+        """Let the hold be over by the store's clock, without its holder's knowing."""
+        if self.dsn:
+            worlds.expire(self.dsn, name)
+        else:
+            self._memory._store.rows[name].expires_at = self._memory._store.now() - timedelta(milliseconds=1)
+
+    def delete(self, name: str) -> None:
+        """Take the record away."""
+        if self.dsn:
+            worlds.delete(self.dsn, name)
+        else:
+            del self._memory._store.rows[name]
+
+    def close(self) -> None:
+        self._life.close()
+
+
+@pytest.fixture(params=["memory", "postgres"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    made = Store(request.getfixturevalue("dsn") if request.param == "postgres" else None)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def leases(store: Store) -> PGLease:
+    return store.client("ours")
+
+
+@pytest.fixture
+def rival(store: Store) -> PGLease:
+    return store.client("rival")
