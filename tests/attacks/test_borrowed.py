@@ -120,8 +120,8 @@ def test_a_connection_inside_a_transaction_is_refused_and_the_callers_rows_are_n
     for call in (
         lambda: leases.try_acquire("job"),
         lambda: leases.get_lease("before"),
-        lambda: leases.list_leases(),
-        lambda: leases.cleanup_expired(),
+        leases.list_leases,
+        leases.cleanup_expired,
     ):
         with pytest.raises(ConfigurationError, match="inside a transaction"):
             call()

@@ -63,7 +63,7 @@ def test_every_connection_of_a_full_pool_may_die_at_once(dsn: str, client: Clien
 
 
 def test_a_body_keeps_its_own_error_when_its_connection_died(dsn: str, leases: PGLease, rival: PGLease) -> None:
-    with pytest.raises(KeyError, match="mine"), leases.acquire("job", ttl=60):  # noqa: PT012  # the block is the test
+    with pytest.raises(KeyError, match="mine"), leases.acquire("job", ttl=60):  # the block is the test
         kill_connections(dsn)
         raise KeyError("mine")
 
@@ -81,7 +81,7 @@ def test_a_body_keeps_its_own_error_when_the_server_is_gone_and_is_told_of_the_l
         server.stop("immediate", keep=True)
         raise KeyError("mine too")
 
-    with pytest.raises(KeyError, match="mine") as caught, leases.acquire("job", ttl=60):  # noqa: PT012
+    with pytest.raises(KeyError, match="mine") as caught, leases.acquire("job", ttl=60):
         task()
 
     notes = " ".join(caught.value.__notes__)
@@ -151,9 +151,7 @@ def test_a_lease_outlives_a_server_that_is_away_for_less_than_its_ttl(
     assert leases.release("job")
 
 
-def test_the_first_call_after_a_restart_of_the_server_succeeds(
-    fresh_postgres: FreshPostgres, client: Clients
-) -> None:
+def test_the_first_call_after_a_restart_of_the_server_succeeds(fresh_postgres: FreshPostgres, client: Clients) -> None:
     server = fresh_postgres()
     leases = client(server.dsn)
     for stop in ("fast", "immediate"):
@@ -181,7 +179,9 @@ def test_a_grant_whose_reply_was_lost_is_found_again(dsn: str, proxy: Proxy, cli
         assert held.ensure(30)
 
 
-def test_a_release_whose_reply_was_lost_is_still_a_release(dsn: str, proxy: Proxy, client: Clients, rival: PGLease) -> None:
+def test_a_release_whose_reply_was_lost_is_still_a_release(
+    dsn: str, proxy: Proxy, client: Clients, rival: PGLease
+) -> None:
     leases = client(proxy.through(dsn))
     assert leases.try_acquire("job", ttl=60)
     dropped = proxy.drop_next_reply(b"job")
@@ -206,7 +206,9 @@ def test_a_release_whose_reply_was_lost_is_no_loss_though_a_rival_has_the_lease_
             pass
         with leases.acquire(f"job-{place}", ttl=60):
             waiting = threading.Thread(
-                target=lambda name=f"job-{place}": got.append(rival.wait_for_lease(name, timeout=20, poll_interval=0.001))
+                target=lambda name=f"job-{place}": got.append(
+                    rival.wait_for_lease(name, timeout=20, poll_interval=0.001)
+                )
             )
             waiting.start()
             proxy.drop_next_reply(b"job")
@@ -223,7 +225,7 @@ def test_a_hold_that_ended_before_its_release_is_a_loss_though_the_reply_was_los
     for take in (False, True):
         with leases.acquire("job", ttl=60):
             pass
-        with pytest.raises(LeaseLostError) as caught, leases.acquire("job", ttl=60) as lease:  # noqa: PT012
+        with pytest.raises(LeaseLostError) as caught, leases.acquire("job", ttl=60) as lease:
             rival.force_release("job", lease.fencing_token)
             if take:
                 assert rival.try_acquire("job", ttl=60)
@@ -232,7 +234,9 @@ def test_a_hold_that_ended_before_its_release_is_a_loss_though_the_reply_was_los
         assert caught.value.reason == ("taken" if take else "forced")
 
 
-def test_a_grant_that_nobody_hears_of_is_given_back_or_lapses(dsn: str, proxy: Proxy, client: Clients, rival: PGLease) -> None:
+def test_a_grant_that_nobody_hears_of_is_given_back_or_lapses(
+    dsn: str, proxy: Proxy, client: Clients, rival: PGLease
+) -> None:
     leases = client(proxy.through(dsn))
     assert leases.try_acquire("warm-up", ttl=60)
     proxy.drop_replies()
@@ -260,7 +264,10 @@ def test_behind_a_black_hole_the_loss_comes_at_the_deadline_and_before_anybody_e
     proxy.black_hole()
     taken_at: list[float] = []
     taking = threading.Thread(
-        target=lambda: (rival.wait_for_lease("job", ttl=30, timeout=15, poll_interval=0.02), taken_at.append(clock.now()))
+        target=lambda: (
+            rival.wait_for_lease("job", ttl=30, timeout=15, poll_interval=0.02),
+            taken_at.append(clock.now()),
+        )
     )
     taking.start()
     while held.held:
@@ -273,7 +280,7 @@ def test_behind_a_black_hole_the_loss_comes_at_the_deadline_and_before_anybody_e
     assert held.loss.reason == "unreachable"
     taking.join(15)
     assert lost_at < taken_at[0]
-    with pytest.raises(LeaseLostError, match="unreachable|could not be reached"):
+    with pytest.raises(LeaseLostError, match="could not be reached"):
         held.raise_if_lost()
 
 
@@ -342,9 +349,7 @@ def test_a_connect_timeout_in_the_address_wins() -> None:
     backend.close()
 
 
-def test_a_wait_goes_on_through_lost_connections_and_a_restart(
-    fresh_postgres: FreshPostgres, client: Clients
-) -> None:
+def test_a_wait_goes_on_through_lost_connections_and_a_restart(fresh_postgres: FreshPostgres, client: Clients) -> None:
     server = fresh_postgres()
     leases, rival = client(server.dsn), client(server.dsn)
     assert rival.try_acquire("job", ttl=60)

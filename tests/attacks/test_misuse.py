@@ -16,7 +16,24 @@ NOWHERE = "postgresql://somebody@127.0.0.1:1/db"
 """Nobody listens there: whatever were sent would fail in another way."""
 
 NAMES: list[Any] = ["", "x" * 256, "x" * 10_000, None, 5, b"", b"job", ["job"], True, "a\0b", "a\nb", "\ud800"]
-DURATIONS: list[Any] = [0, -1, -0.0, math.nan, math.inf, -math.inf, 1e12, True, False, "x", "", "-5s", None, b"5", [5], timedelta(0)]
+DURATIONS: list[Any] = [
+    0,
+    -1,
+    -0.0,
+    math.nan,
+    math.inf,
+    -math.inf,
+    1e12,
+    True,
+    False,
+    "x",
+    "",
+    "-5s",
+    None,
+    b"5",
+    [5],
+    timedelta(0),
+]
 CALLS: dict[str, Callable[[PGLease, Any], object]] = {
     "acquire": lambda leases, name: leases.acquire(name),
     "try_acquire": lambda leases, name: leases.try_acquire(name),

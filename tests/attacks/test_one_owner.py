@@ -1,4 +1,4 @@
-"""Ownership is one acquisition: neither a shared client nor a shared label lets two in, and nobody ends what is another's."""
+"""Ownership is one acquisition: no shared client and no shared label lets two in, and nobody ends another's hold."""
 
 from __future__ import annotations
 
@@ -111,7 +111,11 @@ def test_every_hold_has_a_larger_token_and_its_own_beginning_also_after_days(
     leases = client(owner_id="pod-1")
     with leases.acquire("job", ttl=30) as first:
         pass
-    sql(dsn, "UPDATE pglease_leases SET acquired_at = acquired_at - interval '3 days', expires_at = expires_at - interval '2 days'")
+    sql(
+        dsn,
+        "UPDATE pglease_leases SET acquired_at = acquired_at - interval '3 days',"
+        " expires_at = expires_at - interval '2 days'",
+    )
 
     with leases.acquire("job", ttl=30) as again:
         record = leases.get_lease("job")
@@ -123,7 +127,7 @@ def test_every_hold_has_a_larger_token_and_its_own_beginning_also_after_days(
 
 
 def test_a_lease_that_was_taken_meanwhile_is_lost_loudly(dsn: str, leases: PGLease, rival: PGLease) -> None:
-    with pytest.raises(LeaseLostError) as caught, leases.acquire("job", ttl=3) as lease:  # noqa: PT012  # the block is the test
+    with pytest.raises(LeaseLostError) as caught, leases.acquire("job", ttl=3) as lease:  # the block is the test
         lapse(dsn, "job")
         assert rival.try_acquire("job", ttl=30)
         assert lease.lost.wait(3)
@@ -143,6 +147,17 @@ def test_a_block_learns_at_its_end_at_the_latest_that_its_lease_was_taken(
         assert rival.try_acquire("job", ttl=30)
 
     assert leases.held("job") is None
+
+
+def test_a_body_that_raised_keeps_its_error_and_the_loss_is_a_note_on_it(
+    dsn: str, leases: PGLease, rival: PGLease
+) -> None:
+    with pytest.raises(KeyError, match="mine") as caught, leases.acquire("job", ttl=600):
+        lapse(dsn, "job")
+        assert rival.try_acquire("job", ttl=30)
+        raise KeyError("mine")
+
+    assert "'job' was lost" in caught.value.__notes__[0]
 
 
 def test_many_leases_are_renewed_by_one_thread_on_few_connections(dsn: str, client: Callable[..., PGLease]) -> None:

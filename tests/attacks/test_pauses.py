@@ -87,7 +87,9 @@ def test_a_process_that_slept_past_its_ttl_does_not_revive_its_lease_though_nobo
 
 
 def test_a_pause_shorter_than_the_ttl_costs_nothing(child: Callable[..., Child], rival: PGLease) -> None:
-    script = HOLDER.replace("ttl=1.5", "ttl=6").replace("while lease.held:", "while lease.held and sys.stdin.readline():")
+    script = HOLDER.replace("ttl=1.5", "ttl=6").replace(
+        "while lease.held:", "while lease.held and sys.stdin.readline():"
+    )
     sleeper = child(script + '\n    print("never")')
     assert sleeper.line() == "working"
     sleeper.signal(signal.SIGSTOP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 
@@ -110,7 +111,7 @@ def test_processes_that_churn_one_name_never_overlap_and_never_fail(dsn: str, ch
     tokens = [token for token, _, _ in holds]
     assert tokens == [float(token) for token in range(1, len(holds) + 1)]
     assert len(holds) > 20
-    for (_, _, ended), (_, began, _) in zip(holds, holds[1:], strict=False):
+    for (_, _, ended), (_, began, _) in itertools.pairwise(holds):
         assert ended < began
 
 

@@ -85,13 +85,14 @@ def test_cleaners_and_takers_work_side_by_side_without_an_error_and_tokens_never
     def take(leases: PGLease) -> None:
         while time.monotonic() < until:
             for name in names:
-                with leases.acquire(name, ttl=0.05, heartbeat=False, on_lost="log") as lease:
+                with leases.acquire(name, ttl=5, on_lost="log") as lease:
                     if lease:
                         with noting:
                             tokens[name].append(lease.fencing_token)
 
     def clean(leases: PGLease) -> None:
         while time.monotonic() < until:
+            lapse(dsn, names[len(cleaned) % len(names)])
             cleaned.append(leases.cleanup_expired())
 
     takers, cleaners = [client() for _ in range(4)], [client() for _ in range(2)]
@@ -132,9 +133,7 @@ def test_waiting_holds_no_connection_of_the_pool(client: Callable[..., PGLease],
     leases = client(pool_size=1)
     assert rival.try_acquire("job", ttl=60)
     cancel = threading.Event()
-    waiters = [
-        threading.Thread(target=lambda: _wait(leases, cancel)) for _ in range(5)
-    ]
+    waiters = [threading.Thread(target=lambda: _wait(leases, cancel)) for _ in range(5)]
     for waiter in waiters:
         waiter.start()
 

@@ -1,4 +1,4 @@
-"""The small world these tests are told in: child processes that talk in lines, crowds of threads, conditions with a bound."""
+"""The small world of these tests: child processes that talk in lines, crowds of threads, conditions with a bound."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def all_at_once(doings: Sequence[Callable[[], T]]) -> list[T]:
         gate.wait(PATIENCE)
         try:
             answers[place] = doing()
-        except BaseException as error:  # noqa: BLE001  # told to the test
+        except BaseException as error:  # told to the test
             errors.append(error)
 
     threads = [threading.Thread(target=do, args=each, daemon=True) for each in enumerate(doings)]
@@ -136,7 +136,7 @@ class Child:
         return said
 
     def rest(self, within: float = PATIENCE, *, logged: str | None = None) -> list[str]:
-        """Wait for its end; return what it still says. It must end well, and silently but for lines with `logged` in them."""
+        """Wait for its end; return what it still says. It must end well, silent but for lines with `logged` in them."""
         lines: list[str] = []
         while (said := self._lines.get(timeout=within)) is not None:
             lines.append(said)

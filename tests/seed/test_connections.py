@@ -182,5 +182,3 @@ def test_closing_a_factory_backend_closes_nothing_of_the_applications(dsn: str) 
 
     assert application.closed == 0
     application.close()
-
-

@@ -172,7 +172,7 @@ def test_running_the_published_statement_again_changes_nothing(
 ) -> None:
     assert pglease.try_acquire("job", ttl=60)
 
-    database_connection.execute(PUBLISHED.split(";")[0])
+    database_connection.execute(PUBLISHED.split(";", maxsplit=1)[0])
 
     held = pglease.held("job")
     assert held is not None

@@ -33,7 +33,9 @@ def other_worker(dsn: str) -> Iterator[PGLease]:
         yield leases
 
 
-def test_the_30_second_example_runs_on_one_worker_while_the_others_skip(pglease: PGLease, other_worker: PGLease) -> None:
+def test_the_30_second_example_runs_on_one_worker_while_the_others_skip(
+    pglease: PGLease, other_worker: PGLease
+) -> None:
     reports = []
 
     with pglease.acquire("daily-report", ttl=300) as acquired:

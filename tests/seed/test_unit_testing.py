@@ -1,7 +1,5 @@
 """The 0.0.3 README's unit tests, word for word, over pytest-postgresql's own `postgresql` fixture."""
 
-# ruff: noqa: PT022, S101
-
 import pytest
 
 from pglease import PGLease
