@@ -257,10 +257,9 @@ def hold_options(
         and fair is False
         and on_lost == "raise"
     ):
-        try:
+        # What has no hash is no name and no duration either. Whatever is wrong, the checks below say all of it.
+        with suppress(TypeError, ConfigurationError):
             return _usual(name, ttl)
-        except TypeError:  # what has no hash is no name and no duration either; the checks say so
-            return HoldOptions(text(name, "name"), seconds(ttl, "ttl"))
     return _checked(name, ttl, wait, min_hold, max_hold, metadata, heartbeat, fair, on_lost)
 
 
