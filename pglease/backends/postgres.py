@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -47,6 +48,10 @@ from pglease.schema import DEFAULT_TABLE, PROTOCOL, TableNames, table_names
 
 if TYPE_CHECKING:
     from pglease.backends.checks import Check
+
+if "psycopg2" in sys.modules:
+    # 0.0.x imported it here, and pools that its users lend us are made of it after `import psycopg2` alone.
+    import psycopg2.pool  # noqa: F401
 
 log = logging.getLogger("pglease")
 
