@@ -47,7 +47,7 @@ def singleton_decorator(
         _refuse_generators(function)
         named = _naming(name, function)
         skipped = functools.partial(_skipped, skip_if_locked=skip_if_locked, on_skip=on_skip)
-        wrap = _async_task if inspect.iscoroutinefunction(function) else _sync_task
+        wrap = _async_task if _is(inspect.iscoroutinefunction, function) else _sync_task
         return wrap(function, client, named, wanted, skipped)
 
     return decorate
@@ -86,7 +86,8 @@ def _async_task(
         leases = client()
         taken = await leases.atake(this)
         if isinstance(taken, NotAcquired):
-            return skipped(taken, this)
+            answer = skipped(taken, this)
+            return await answer if inspect.isawaitable(answer) else answer
         async with _Block(leases, taken):
             return await function(*args, **kwargs)
 
@@ -111,6 +112,9 @@ class _Block:
         return
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, GeneratorExit):  # closed rather than cancelled: nobody is there to wait with
+            self._client.leave(self._lease._hold, error)
+            return
         await drive.in_executor(lambda: self._client.leave(self._lease._hold, error))
 
 
@@ -133,17 +137,26 @@ def _with_name(wanted: HoldOptions, name: str) -> HoldOptions:
 
 
 def _refuse_generators(function: Callable[..., Any]) -> None:
+    if isinstance(function, staticmethod | classmethod):
+        raise ConfigurationError("singleton_task goes below @staticmethod and @classmethod, next to the function")
     if not callable(function):
         raise ConfigurationError(
             f"singleton_task decorates functions, methods and coroutine functions, not {function!r}"
         )
-    if isinstance(function, staticmethod | classmethod):
-        raise ConfigurationError("singleton_task goes below @staticmethod and @classmethod, next to the function")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
         raise ConfigurationError(
-            f"singleton_task cannot decorate the generator {function.__qualname__!r}: its body runs after the call "
+            f"singleton_task cannot decorate the generator {_called(function)!r}: its body runs after the call "
             "returns, when the lease would be gone. Put `with acquire(…)` inside it"
         )
+
+
+def _is(kind: Callable[[object], bool], function: Callable[..., Any]) -> bool:
+    """Tell whether a function, or an object with such a `__call__`, is of that kind."""
+    return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004  # the function itself is wanted
+
+
+def _called(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
 
 
 def _naming(name: str | Callable[..., str], function: Callable[..., Any]) -> Callable[..., str]:
@@ -163,7 +176,7 @@ def _naming(name: str | Callable[..., str], function: Callable[..., Any]) -> Cal
     unknown = sorted({root for field in fields if (root := _root(field)) not in signature.parameters})
     if unknown:
         raise ConfigurationError(
-            f"name {name!r} refers to {', '.join(map(repr, unknown))}, which {function.__qualname__}{signature} "
+            f"name {name!r} refers to {', '.join(map(repr, unknown))}, which {_called(function)}{signature} "
             "does not take"
         )
 
