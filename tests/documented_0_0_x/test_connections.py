@@ -155,8 +155,8 @@ def test_a_lease_on_lent_connections_is_renewed(
     here: Worker, there: Worker, operator: psycopg.Connection, factory: str
 ) -> None:
     _, shutdown = lend(here, factory)
-    assert here.pglease.try_acquire("my-job", ttl=1)
-    past = "SELECT heartbeat_at > acquired_at + interval '1.1 s' FROM pglease_leases"
+    assert here.pglease.try_acquire("my-job", ttl=2)
+    past = "SELECT heartbeat_at > acquired_at + interval '2.1 s' FROM pglease_leases"
 
     wait_until(lambda: operator.execute(past).fetchone() == (True,))
 

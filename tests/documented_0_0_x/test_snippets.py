@@ -172,7 +172,7 @@ def test_a_leader_leads_past_its_ttl_until_it_steps_down(
 
     for each in (here.start(), there):
         each.can("do_leader_work").names["time"] = types.SimpleNamespace(sleep=sleep)
-        each.run(LEADER, instead={"ttl=30": "ttl=1.2"})
+        each.run(LEADER, instead={"ttl=30": "ttl=2"})
 
     with pytest.raises(SteppedDownError):
         here.names["run_as_leader"]()
@@ -319,11 +319,11 @@ def test_waiting_ends_with_the_lease_once_a_living_holder_releases_it(here: Work
 
 
 def test_waiting_without_a_timeout_goes_on_while_the_holder_lives(here: Worker, there: Worker) -> None:
-    assert there.pglease.try_acquire("nightly-report", ttl=1.2)  # renewed: its first expiry frees nothing
+    assert there.pglease.try_acquire("nightly-report", ttl=2)  # renewed: its first expiry frees nothing
     waiting = threading.Thread(target=here.start().run, args=(WAIT_FOR_EVER,), daemon=True)
 
     waiting.start()
-    waiting.join(2.0)
+    waiting.join(3.0)
     assert waiting.is_alive()
     there.pglease.release("nightly-report")
 

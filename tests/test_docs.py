@@ -1,0 +1,79 @@
+"""Every page of docs/ says what is true: its Python blocks run, in their order, in one namespace, on a new database."""
+
+from __future__ import annotations
+
+import atexit
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pglease import PGLease
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+ADDRESS = "postgresql://user:pass@localhost/db"
+"""How every page writes the address of the reader's database."""
+
+
+def blocks(page: Path) -> list[tuple[int, str]]:
+    """Return a page's blocks, each with the number of the line before it."""
+    text = page.read_text("utf-8")
+    return [(text.count("\n", 0, found.start(1)), found[1]) for found in BLOCK.finditer(text)]
+
+
+def title(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@contextmanager
+def nothing_more(_dsn: str) -> Iterator[dict[str, Any]]:
+    """A page that needs no helpers."""
+    yield {}
+
+
+@contextmanager
+def a_dead_worker_and_another(dsn: str) -> Iterator[dict[str, Any]]:
+    """A worker that died while it held `my-task`, and `other`, which lives."""
+    with PGLease(dsn) as dead, PGLease(dsn) as other:
+        assert dead.try_acquire("my-task", ttl=600, heartbeat=False)
+        yield {"other": other}
+
+
+HELPERS: dict[str, Callable[[str], Any]] = {"docs/migration.md": a_dead_worker_and_another}
+"""What a page takes for granted beyond the library."""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=title)
+def test_the_blocks_of_a_page_run_in_their_order(page: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_exit: list[Callable[[], object]] = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+
+    with HELPERS.get(title(page), nothing_more)(dsn) as names:
+        for line, block in blocks(page):
+            # The empty lines before it make a traceback point into the page.
+            exec(compile("\n" * line + block.replace(ADDRESS, dsn), title(page), "exec"), names)
+
+        for function in at_exit:
+            function()
+        for client in [each for each in names.values() if isinstance(each, PGLease)]:
+            client.close()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=title)
+def test_every_block_of_a_page_is_in_a_language_or_is_no_code(page: Path) -> None:
+    """A block that says `py`, or is indented, would be run by nobody."""
+    fences = re.findall(r"^\s*```(\S*)", page.read_text("utf-8"), re.MULTILINE)
+
+    assert set(fences[::2]) <= {"python", "console", "sql", "yaml", "toml", "ini", "json", "text", ""}
+    assert len(re.findall(r"^```python$", page.read_text("utf-8"), re.MULTILINE)) == len(blocks(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=title)
+def test_every_local_link_of_a_page_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text("utf-8")):
+        assert (page.parent / target).exists(), target
