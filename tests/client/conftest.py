@@ -1,4 +1,4 @@
-"""Two clients that know nothing of each other, on a store in memory and on PostgreSQL: what is promised holds on both."""
+"""Two clients that know nothing of each other, on a store in memory and on PostgreSQL: promises hold on both."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from pglease import MemoryBackend, PGLease
 from tests.support import worlds
+from tests.support.server import RunServer
 
 
 class Store:
@@ -43,9 +44,26 @@ class Store:
         self._life.close()
 
 
+@pytest.fixture(scope="session")
+def shared_dsn(server: RunServer) -> Iterator[str]:
+    """A DSN of one database for all of these tests: hundreds of databases would take longer than the tests."""
+    with server.database() as name:
+        yield server.dsn(name)
+
+
+@pytest.fixture
+def empty_dsn(shared_dsn: str) -> str:
+    """A DSN of a database without a lease."""
+    with PGLease(shared_dsn) as client:
+        client.list_leases()  # makes the tables, if this is the first test
+    worlds.execute(shared_dsn, f"DELETE FROM {worlds.TABLE}")
+    worlds.execute(shared_dsn, f"UPDATE {worlds.TABLE}_meta SET token_floor = 0")
+    return shared_dsn
+
+
 @pytest.fixture(params=["memory", "postgres"])
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    made = Store(request.getfixturevalue("dsn") if request.param == "postgres" else None)
+    made = Store(request.getfixturevalue("empty_dsn") if request.param == "postgres" else None)
     yield made
     made.close()
 

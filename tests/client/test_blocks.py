@@ -171,9 +171,9 @@ def test_a_wait_that_ends_in_vain_lasts_as_long_as_it_was_said_to(leases, rival)
 def test_a_wait_that_ends_in_vain_may_raise_a_timeout(leases, rival):
     rival.try_acquire("job")
 
-    with pytest.raises(AcquireTimeout, match="still held by 'rival'") as caught:
-        with leases.acquire("job", raise_on_failure=True, wait="200ms"):
-            pytest.fail("the body of a block that did not get it")
+    context = leases.acquire("job", raise_on_failure=True, wait="200ms")
+    with pytest.raises(AcquireTimeout, match="still held by 'rival'") as caught, context:
+        pytest.fail("the body of a block that did not get it")
 
     assert isinstance(caught.value, TimeoutError)
     assert isinstance(caught.value, AcquisitionError)

@@ -77,7 +77,7 @@ def test_wait_for_lease_says_who_has_it_and_until_when(leases, rival):
     rival.try_acquire("job", ttl=60)
     watch = Stopwatch()
 
-    with pytest.raises(AcquireTimeout, match="still held by 'rival' until .* UTC") as caught:
+    with pytest.raises(AcquireTimeout, match=r"still held by 'rival' until .* UTC") as caught:
         leases.wait_for_lease("job", timeout=0.2)
 
     assert 0.19 <= watch.seconds < 2
@@ -289,7 +289,7 @@ def test_a_handle_outside_a_block_is_dropped_with_a_warning_and_released(leases,
     lease = leases.acquire("job").__enter__()
     assert lease.held
 
-    with pytest.warns(ResourceWarning, match="'job' was dropped without a release"):
+    with pytest.warns(ResourceWarning, match="'job' was dropped without a release"):  # noqa: PT031  # both
         del lease
         gc.collect()
 
@@ -335,7 +335,7 @@ def test_a_client_that_was_dropped_gives_back_what_it_owned(store, rival):
     careless = PGLease(store.dsn or store._memory.another(), "careless")
     careless.try_acquire("job", ttl=600)
 
-    with pytest.warns(ResourceWarning, match="dropped while it held 1 lease"):
+    with pytest.warns(ResourceWarning, match="dropped while it held 1 lease"):  # noqa: PT031  # both
         del careless
         gc.collect()
 

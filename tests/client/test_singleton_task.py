@@ -258,7 +258,7 @@ class GeneratorObject:
     ids=lambda f: type(f).__name__,
 )
 def test_generators_are_refused_with_advice(leases, function):
-    with pytest.raises(ConfigurationError, match="generator .* Put `with acquire"):
+    with pytest.raises(ConfigurationError, match=r"generator .* Put `with acquire"):
         leases.singleton_task("job")(function)
 
 
@@ -349,7 +349,7 @@ def test_a_template_that_cannot_work_is_refused_when_decorating(leases, template
 @pytest.mark.parametrize("tenant", ["a\nb", "x" * 300, ""])
 def test_a_name_that_a_template_makes_is_checked_at_each_call(leases, tenant):
     ran: list[str] = []
-    task = leases.singleton_task("{tenant}")(lambda tenant: ran.append(tenant))
+    task = leases.singleton_task("{tenant}")(lambda tenant: ran.append(tenant))  # noqa: PLW0108  # a parameter by that name is wanted
 
     with pytest.raises(ConfigurationError, match="name"):
         task(tenant)

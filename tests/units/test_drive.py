@@ -23,7 +23,7 @@ from tests.support.worlds import Stopwatch, always, wait_until
 
 
 class Gated(MemoryBackend):
-    """A real store in memory whose answers can be kept back: before it decides, or after, on their way to the caller."""
+    """A real store in memory whose answers can be kept back: before it decides, or on their way to the caller."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def asks(name: str = "job", *, then: tuple[Step, ...] = ()) -> Generator[Step, A
     """A conversation that takes `name`, and goes on with `then`."""
     answers = [(yield Call("try_acquire", (Request(name, "me", "a" * 32, 60.0),), 5.0))]
     for step in then:
-        answers.append((yield step))
+        answers.append((yield step))  # noqa: PERF401  # a comprehension cannot yield
     return answers
 
 
@@ -393,7 +393,7 @@ def test_in_executor_runs_to_its_end_and_then_the_cancellation_follows(cancels, 
 
     async def main() -> None:
         task = asyncio.create_task(drive.in_executor(work))
-        while not begun.is_set():
+        while not begun.is_set():  # noqa: ASYNC110  # set on another thread
             await asyncio.sleep(0.001)
         for _ in range(cancels):
             task.cancel()

@@ -278,9 +278,9 @@ def test_ctrl_c_in_mid_conversation_ends_it_and_its_connection_is_not_used_again
 def test_an_error_of_the_drivers_never_shows_the_password(dsn, canary):
     made = OwnConnections(Dsn(dsn.replace(canary, canary[:-1])), pool_size=1, connect_timeout=3)
     try:
-        with pytest.raises(BackendMisconfigured, match="password authentication failed") as caught:
-            with made.lend(budget(5)) as link:
-                link.rows("SELECT 1")
+        loan = made.lend(budget(5))
+        with pytest.raises(BackendMisconfigured, match="password authentication failed") as caught, loan as link:
+            link.rows("SELECT 1")
         assert canary[:-1] not in str(caught.value) + repr(caught.value)
     finally:
         made.close()
