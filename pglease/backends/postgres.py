@@ -253,21 +253,20 @@ class PostgresBackend:
     def release(self, name: str, lease_id: str, budget: Budget, *, min_hold: float = 0.0) -> ReleaseOutcome:
         """See `Backend.release`."""
         params = {"name": name, "lease_id": lease_id, "min_hold": min_hold}
-        unheard: float | None = None  # when the first try was sent that nobody answered
+        tries = _Tries(budget)
 
         def end(link: Link, sql: Statements) -> ReleaseOutcome:
-            nonlocal unheard
-            earlier, unheard = unheard, budget.sent_at if unheard is None else unheard
+            earlier = tries.begin()
             row = _first(link.rows(sql.release, params))
-            unheard = earlier
+            tries.heard(earlier)
             if row is None:
                 return Gone("deleted")
             if row[0] == "released":
                 return Released()
             _refuse_busy(row[0], name)
             lease = _lease(row)
-            if earlier is not None and _over_for(row[0], lease) <= clock.now() - earlier:
-                return Released()  # by that try, whose reply was lost; a rival may have the name by now
+            if tries.may_have_done(earlier, _over_for(row[0], lease)):
+                return Released()  # by that try; a rival may have the name by now
             return Gone(_REASONS[row[0]], lease)
 
         return self._converse(end, budget)
@@ -275,12 +274,17 @@ class PostgresBackend:
     def force_release(self, name: str, fencing_token: int, budget: Budget) -> bool:
         """See `Backend.force_release`."""
         params = {"name": name, "fencing_token": fencing_token}
+        tries = _Tries(budget)
 
         def force(link: Link, sql: Statements) -> bool:
+            earlier = tries.begin()
             row = _first(link.rows(sql.force_release, params))
-            if row is not None:
-                _refuse_busy(row[0], name)
-            return row is not None and row[0] == "forced"
+            tries.heard(earlier)
+            if row is None:
+                return False
+            verdict, over_for = row
+            _refuse_busy(verdict, name)
+            return verdict == "forced" or (verdict == "over" and tries.may_have_done(earlier, over_for))
 
         return self._converse(force, budget)
 
@@ -472,6 +476,28 @@ def _over_for(verdict: str, lease: Lease) -> float:
         return math.inf
     ended = lease.expires_at if verdict == "ended" else lease.acquired_at
     return (lease.seen_at - ended).total_seconds()
+
+
+class _Tries:
+    """Tells, when a hold is found over, whether an earlier try of ours ended it, whose reply was lost."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._unheard: float | None = None
+
+    def begin(self) -> float | None:
+        """Note that a try is under way; return when the first was sent that nobody answered."""
+        earlier, self._unheard = self._unheard, self._budget.sent_at if self._unheard is None else self._unheard
+        return earlier
+
+    def heard(self, earlier: float | None) -> None:
+        """Note that this try was answered."""
+        self._unheard = earlier
+
+    @staticmethod
+    def may_have_done(earlier: float | None, over_for: float) -> bool:
+        """Tell whether what has been over for so many seconds, by the store, was over only since that try was sent."""
+        return earlier is not None and over_for <= clock.now() - earlier
 
 
 def _refuse_busy(verdict: str, name: str) -> None:

@@ -89,9 +89,9 @@ class Cutoff:
 
     def disarm(self) -> None:
         """Let the socket be."""
-        watchdog.forget(self)
         with self._lock:
             self._armed = False
+        watchdog.forget(self)
 
     def overdue(self) -> None:
         """Shut the socket. `shutdown` wakes whoever waits on it, which `close` would not."""
@@ -99,8 +99,11 @@ class Cutoff:
             if not self._armed:
                 return
             self.fired = True
-            with socket.socket(fileno=os.dup(self._fd)) as twin:
+            twin = socket.socket(fileno=self._fd)  # no duplicate, which a process without free descriptors cannot make
+            try:
                 twin.shutdown(socket.SHUT_RDWR)
+            finally:
+                twin.detach()
 
 
 class Report:
@@ -116,6 +119,10 @@ class Report:
         """Note why no connection could be made."""
         self.last = error
         self.failures += 1
+
+    def connected(self) -> None:
+        """Note that a connection was made: earlier failures explain nothing any more."""
+        self.last = None
 
 
 class OwnConnections:
@@ -154,31 +161,40 @@ class OwnConnections:
         return _Loan(self, budget, reserved=reserved)
 
     def take(self, budget: Budget, *, reserved: bool) -> Any:
-        """Take a connection out of the pool; the first half of a loan."""
+        """Take a connection out of the pool and begin its conversation; the first half of a loan."""
         if not reserved:
             self._take_place(budget)
+        connection = None
         try:
             connection = self._checked_out(self._pool or self._opened(), budget)
-        except BaseException:
-            self._free_place(reserved=reserved)
+            connection.link.cutoff.arm(budget.until)
+            budget.sending()
+        except BaseException as error:
+            if connection is not None:
+                self.put_back(connection, error, reserved=reserved)
+            else:
+                self._free_place(reserved=reserved)
             raise
-        connection.link.cutoff.arm(budget.until)
         return connection
 
     def put_back(self, connection: Any, error: BaseException | None, *, reserved: bool) -> BackendError | None:
         """Put it back; the second half of a loan. Returns our error for a driver's."""
         cutoff = connection.link.cutoff
-        cutoff.disarm()
         try:
+            cutoff.disarm()
             if error is None or isinstance(error, BackendError):
                 return None
             if isinstance(error, Exception):
                 return self._explained(error, connection, cutoff)
             connection.close()  # interrupted in mid-conversation: nobody knows what its next answer would belong to
             return None
+        except BaseException:
+            connection.close()  # interrupted here: without its socket the cutoff, still armed perhaps, does no harm
+            raise
         finally:
-            if self._pool is not None:
-                self._pool.putconn(connection)
+            pool = self._pool  # read once: it may be closed meanwhile
+            if pool is not None:
+                pool.putconn(connection)
             else:
                 connection.close()
             self._free_place(reserved=reserved)
@@ -211,8 +227,9 @@ class OwnConnections:
 
     def _drop_idle(self) -> None:
         """Close the idle connections: whatever ended one has most likely ended them all."""
-        if self._pool is not None:
-            self._pool.drain()
+        pool = self._pool
+        if pool is not None:
+            pool.drain()
 
     def _checked_out(self, pool: ConnectionPool[Any], budget: Budget) -> Any:
         import psycopg_pool
@@ -221,12 +238,14 @@ class OwnConnections:
         while True:
             left = budget.left()
             if left <= 0:
-                raise self._report.last or BackendUnavailable("no connection to PostgreSQL was made in time")
+                last = self._report.last
+                raise _again(last) if last else BackendUnavailable("no connection to PostgreSQL was made in time")
             try:
                 return pool.getconn(timeout=min(left, _FIRST_LOOK))
             except psycopg_pool.PoolTimeout:
-                if self._report.failures != failures and self._report.last is not None:
-                    raise _again(self._report.last) from None
+                last = self._report.last
+                if self._report.failures != failures and last is not None:
+                    raise _again(last) from None
             except psycopg_pool.PoolClosed:
                 raise BackendClosed("the backend is closed") from None
 
@@ -305,7 +324,6 @@ class _Loan:
 
     def __enter__(self) -> Link:
         self._connection = self._connections.take(self._budget, reserved=self._reserved)
-        self._budget.sending()
         return self._connection.link  # type: ignore[no-any-return]
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -344,8 +362,8 @@ class BorrowedConnections:
                 connection = _driver_connection(lent)
                 _refuse_if_busy(connection)
                 cutoff = Cutoff(connection.fileno())
-                cutoff.arm(budget.until)
                 try:
+                    cutoff.arm(budget.until)
                     budget.sending()
                     sent = True
                     yield Link(connection, in_transactions=True)

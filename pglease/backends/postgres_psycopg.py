@@ -152,6 +152,7 @@ class Connection(psycopg.Connection[Any]):
             except Exception as error:  # noqa: BLE001  # as above
                 ours = translated(error, scrub, sent=False)
             else:
+                report.connected()
                 return connection
             connection.close()
         report.failed(ours)

@@ -153,7 +153,9 @@ WITH seen AS MATERIALIZED (
   WHERE l.task_name = j.task_name AND j.fencing_token = %(fencing_token)s::bigint AND j.expires_at > j.seen_at
   RETURNING l.task_name
 )
-SELECT CASE WHEN j.task_name IS NULL THEN 'busy' WHEN f.task_name IS NULL THEN 'refused' ELSE 'forced' END AS verdict
+SELECT CASE WHEN j.task_name IS NULL THEN 'busy' WHEN f.task_name IS NOT NULL THEN 'forced'
+            WHEN j.fencing_token = %(fencing_token)s::bigint THEN 'over' ELSE 'refused' END AS verdict,
+       pg_catalog.date_part('epoch', j.seen_at - j.expires_at) AS over_for
 FROM seen LEFT JOIN judged j ON true LEFT JOIN forced f ON true
 """
 

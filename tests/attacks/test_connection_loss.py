@@ -405,3 +405,19 @@ def test_a_slow_link_costs_no_lease(dsn: str, proxy: Proxy, client: Clients) -> 
 
     assert is_so_for(5.0, lambda: len(leases.holding()) == count)
     assert lost == []
+
+
+def test_a_forced_release_whose_reply_was_lost_is_still_one(
+    dsn: str, proxy: Proxy, client: Clients, rival: PGLease
+) -> None:
+    operator = client(proxy.through(dsn))
+    assert rival.try_acquire("job", ttl=60)
+    lease = operator.get_lease("job")
+    assert lease is not None
+    dropped = proxy.drop_next_reply(b"forced")
+
+    forced = operator.force_release("job", lease.fencing_token)
+
+    assert dropped.is_set()
+    assert forced is True
+    assert operator.force_release("job", lease.fencing_token) is False
