@@ -81,12 +81,13 @@ class Watchdog:
         with self._changed:
             while True:
                 now = clock.now()
-                late = [thing for thing in self._watched if thing.due <= now]
+                # Copies: a read of `due` may meet the garbage collector, and that a finalizer which forgets something.
+                late = [thing for thing in list(self._watched) if thing.due <= now]
                 if late:
                     for thing in late:
-                        del self._watched[thing]
+                        self._watched.pop(thing, None)
                     return late
-                earliest = min((thing.due for thing in self._watched), default=float("inf"))
+                earliest = min((thing.due for thing in list(self._watched)), default=float("inf"))
                 # An alarm once set is kept even if what it was for is gone: otherwise every short conversation would
                 # set it anew, and disturbing this thread each time would cost more than the conversation.
                 self._wakes_at = min(earliest, self._wakes_at) if self._wakes_at > now else earliest

@@ -189,7 +189,8 @@ class OwnConnections:
             connection.close()  # interrupted in mid-conversation: nobody knows what its next answer would belong to
             return None
         except BaseException:
-            connection.close()  # interrupted here: without its socket the cutoff, still armed perhaps, does no harm
+            cutoff.disarm()  # interrupted right here: armed, it would shut whoever has that number next
+            connection.close()
             raise
         finally:
             pool = self._pool  # read once: it may be closed meanwhile
