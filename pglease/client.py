@@ -420,6 +420,10 @@ class PGLease:
         except (BackendError, ConfigurationError):
             raise
         except BaseException as error:  # interrupted: nobody knows whether it was granted
+            hold = self._holds.get(request.name)
+            if hold is not None and hold.lease_id == request.lease_id:
+                hold.end()  # it was, and we were on our way to tell
+                self._drop(hold)
             self.heartbeat_manager.give_back.add(request.name, request.lease_id)
             if isinstance(error, _Cancelled):
                 return NotAcquired(request.name, None, 0.0)
@@ -481,8 +485,10 @@ class PGLease:
         hold = Hold(manager, found, request.lease_id, wanted, margin=margin, caller=identity.current_caller())
         lease = HeldLease(hold)
         with self._lock:
-            self._holds[hold.name] = hold
+            earlier, self._holds[hold.name] = self._holds.get(hold.name), hold
             closed = self._closed.is_set()
+        if earlier is not None and earlier.current_loss() is None:
+            earlier.lose(Loss("taken", lease=found.lease))  # by ourselves, after somebody had ended it in the store
         try:
             manager.begin(hold)
         except RuntimeError as error:  # no more threads, or the interpreter is going down: it could not be renewed
@@ -512,10 +518,9 @@ class PGLease:
     def _own(self, taken: HeldLease | NotAcquired) -> HeldLease | None:
         if isinstance(taken, NotAcquired):
             return None
-        hold = taken._hold
-        hold.client_owned = True
         with self._lock:
             self._owned[taken.name] = taken
+            taken._hold.client_owned = True  # last: interrupted before, it is nobody's and given back
         return taken
 
     def _pause(self, cancel: threading.Event | None) -> Callable[[float], None]:
@@ -552,10 +557,14 @@ class PGLease:
     def leave(self, hold: Hold, body_error: BaseException | None) -> None:
         """End the hold of a block; say loudly what went wrong, but never instead of the block's own error."""
         hold.in_block = False
-        trouble: BackendError | None = None
+        trouble: BackendError | ConfigurationError | None = None
         try:
             self.heartbeat_manager.settle(hold, RELEASE_BOX if body_error is None else HASTY_RELEASE_BOX)
         except BackendError as error:
+            trouble = error
+        except ConfigurationError as error:  # the lent connection was of no use; the background tries another
+            if body_error is None:
+                raise
             trouble = error
         self._drop(hold)
         loss = hold.loss
@@ -666,21 +675,19 @@ class PGLease:
         Holds whose block is still running are marked lost with the reason `closed`. Releases that the store does not
         confirm within 5 seconds are left to lapse. Afterwards every call answers `BackendClosed`.
         """
-        self._close(self._everything(), CLOSING_BOX)
+        self._close(CLOSING_BOX)
 
-    def _everything(self) -> list[Hold]:
-        with self._lock:
-            return list(self._holds.values())
-
-    def _close(self, holds: Iterable[Hold], seconds: float) -> None:
+    def _close(self, seconds: float, *, blocks: bool = True) -> None:
         with self._lock:
             if self._closed.is_set():
                 return
             self._closed.set()
+            holds = list(self._holds.values())  # a grant that comes later sees that we are closed
         until = clock.now() + seconds
         manager = self.heartbeat_manager
         for hold in holds:
-            self._end_for_good(hold, until)
+            if blocks or not hold.in_block:
+                self._end_for_good(hold, until)
         manager.give_back.settle(max(0.1, until - clock.now()))
         manager.stop(max(0.1, until - clock.now()))
         manager.notices.close(max(0.1, until - clock.now()))
@@ -696,7 +703,7 @@ class PGLease:
         elif left > 0:
             try:
                 self.heartbeat_manager.settle(hold, left)
-            except BackendError as error:
+            except (BackendError, ConfigurationError) as error:
                 log.warning(
                     "the lease %r is left to lapse by itself: %s", hold.name, error, extra={"lease_name": hold.name}
                 )
@@ -705,7 +712,7 @@ class PGLease:
 
     def _close_at_exit(self) -> None:
         """Release what no running block holds: work that goes on in a daemon thread keeps its lease until it lapses."""
-        self._close([hold for hold in self._everything() if not hold.in_block], EXIT_BOX)
+        self._close(EXIT_BOX, blocks=False)
 
     def forget(self) -> None:
         """In a forked child: start with nothing; the parent's holds are the parent's."""
@@ -747,7 +754,10 @@ _clients: weakref.WeakSet[PGLease] = weakref.WeakSet()
 @atexit.register
 def _close_clients() -> None:
     for client in list(_clients):
-        client._close_at_exit()
+        try:
+            client._close_at_exit()
+        except Exception:
+            log.exception("%r could not be closed", client)
 
 
 def _store(backend: str | Backend, given: Mapping[str, Any]) -> tuple[Backend, bool]:
@@ -775,15 +785,17 @@ def _dropper(client: weakref.ref[PGLease]) -> Callable[[Hold], None]:
 
 def _abandon(manager: HeartbeatManager, opened: Backend | None) -> None:
     """Let go of everything of a client that was dropped without `close`."""
-    holds = [hold for hold in manager.holds() if hold.end()]
-    if holds:
-        warnings.warn(f"a PGLease client was dropped while it held {len(holds)} leases", ResourceWarning, stacklevel=2)
-    for hold in holds:
-        manager.give_back.add(hold.name, hold.lease_id, min_hold=hold.wanted.min_hold)
-    threading.Thread(target=_wind_up, args=(manager, opened), name="pglease-wind-up", daemon=True).start()
+    # Called by the garbage collector, at any moment on any thread, whatever lock that has: so no lock is taken here.
+    if held := manager.number_of_holds():
+        warnings.warn(f"a PGLease client was dropped while it held {held} leases", ResourceWarning, stacklevel=2)
+    with contextlib.suppress(RuntimeError):  # the interpreter is going down: they lapse by themselves
+        threading.Thread(target=_wind_up, args=(manager, opened), name="pglease-wind-up", daemon=True).start()
 
 
 def _wind_up(manager: HeartbeatManager, opened: Backend | None) -> None:
+    for hold in manager.holds():
+        if hold.end():
+            manager.give_back.add(hold.name, hold.lease_id, min_hold=hold.wanted.min_hold)
     manager.give_back.settle(CLOSING_BOX)
     manager.stop(CLOSING_BOX)
     if opened is not None:
@@ -816,14 +828,18 @@ class LeaseContext(Generic[LeaseT_co]):
     def __enter__(self) -> LeaseT_co:
         if self._entered:
             raise ConfigurationError(f"this acquire({self._wanted.name!r}) is in use: a second block needs its own")
-        taken = self._client.take(self._wanted)
-        if isinstance(taken, NotAcquired):
-            if self._raise:
-                raise not_acquired(taken, self._wanted)
-            self._entered = True
-            return cast("LeaseT_co", taken)
-        taken._hold.in_block = True
-        self._lease, self._entered = taken, True
+        self._entered = True  # already while waiting, or whoever gives up first would release the other's lease
+        try:
+            taken = self._client.take(self._wanted)
+        except BaseException:
+            self._entered = False
+            raise
+        if isinstance(taken, HeldLease):
+            taken._hold.in_block = True
+            self._lease = taken
+        elif self._raise:
+            self._entered = False
+            raise not_acquired(taken, self._wanted)
         return cast("LeaseT_co", taken)
 
     def __exit__(
@@ -834,7 +850,7 @@ class LeaseContext(Generic[LeaseT_co]):
             self._client.leave(lease._hold, error)
 
 
-def _tell_unconfirmed(hold: Hold, trouble: BackendError, body_error: BaseException | None) -> None:
+def _tell_unconfirmed(hold: Hold, trouble: Exception, body_error: BaseException | None) -> None:
     after = "it lapses by itself" if isinstance(trouble, BackendClosed) else "it goes on in the background"
     text = f"the release of {hold.name!r} could not be confirmed, {after}: {trouble}"
     log.warning("%s", text, extra={"lease_name": hold.name})

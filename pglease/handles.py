@@ -13,6 +13,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, final
 
@@ -67,7 +68,9 @@ class Hold:
         self.trouble: Exception | None = None
         self._lost: threading.Event | None = None
         self.ended = False
+        self.releases = 0
         self.settled = False
+        self.renewing = threading.RLock()  # one renewal by hand at a time
         self.handle: weakref.ref[HeldLease] | None = None
         self._lock = threading.RLock()
 
@@ -115,17 +118,24 @@ class Hold:
 
     def overdue(self) -> None:
         """Act on the deadline: called by the watchdog, or by whoever notices first."""
-        with self._lock:
+        with self._lock:  # and in it no other lock is taken: this may run on any thread
             if self.over:
                 return
-            now = clock.now()
-            if now < self.due:
-                watchdog.watch(self)  # renewed in the meantime
-            elif now >= self.max_until:
-                self.lose(Loss("max_hold", lease=self.term.lease))
-            else:
-                unanswered = self.trouble is not None or self.keeper.is_asking(self)
-                self.lose(Loss("unreachable" if unanswered else "expired", self.trouble, self.term.lease))
+            loss = self._overdue_for(clock.now())
+            if loss is not None:
+                self._note(loss)
+        if loss is None:
+            watchdog.watch(self)  # renewed in the meantime
+        else:
+            self.keeper.lost(self, loss)
+
+    def _overdue_for(self, now: float) -> Loss | None:
+        if now < self.due:
+            return None
+        if now >= self.max_until:
+            return Loss("max_hold", lease=self.term.lease)
+        unanswered = self.trouble is not None or self.keeper.is_asking(self)
+        return Loss("unreachable" if unanswered else "expired", self.trouble, self.term.lease)
 
     def lose(self, loss: Loss) -> bool:
         """Note the loss; False when the hold is over already. The first reason stays."""
@@ -141,20 +151,37 @@ class Hold:
         with self._lock:
             if self.over:
                 return False
-            if clock.now() >= self.due:
-                self.overdue()
-                return False
-            self.ended = True
+            self.ended = clock.now() < self.due
+        if not self.ended:
+            self.overdue()
+            return False
         self.keeper.end(self)
         return True
+
+    def release_begun(self) -> None:
+        """Note that one more request to release it is about to leave; there may be several at once."""
+        with self._lock:
+            self.releases += 1
+
+    def release_answered(self) -> bool:
+        """Note that the store has answered; True for the first answer."""
+        with self._lock:
+            first, self.settled = not self.settled, True
+            return first
+
+    def shorten(self, until: float) -> None:
+        """Believe no longer than `until`, since the store may soon be told to end it earlier."""
+        with self._lock:
+            self.term = replace(self.term, trusted_until=min(self.term.trusted_until, until))
+        watchdog.watch(self)
 
     def lose_in_release(self, loss: Loss) -> None:
         """Note that it had been gone before its holder ended it."""
         with self._lock:
             if self.loss is not None:
                 return
+            self._note(loss)  # first, or `held`, which takes no lock, would be true for a moment
             self.ended = False
-            self._note(loss)
         self.keeper.lost(self, loss)
 
     def current_loss(self) -> Loss | None:
@@ -174,7 +201,7 @@ class Hold:
 
     def forget(self, loss: Loss) -> None:
         """In a forked child: it is the parent's. Locks are replaced, nobody is told."""
-        self._lock = threading.RLock()
+        self._lock, self.renewing = threading.RLock(), threading.RLock()
         if self._lost is not None:
             self._lost = threading.Event()  # its own lock may be held by a thread that is not here
             if self.loss is not None:
@@ -261,7 +288,8 @@ class HeldLease:
 
         Raises:
             NotOwnedError: the hold has ended; nothing changed in the store.
-            BackendUnavailable: unknown whether it was extended; belief does not move, the hold goes on until then.
+            BackendUnavailable: unknown whether it was extended; belief does not grow, the hold goes on until then.
+                A shorter `ttl` counts from now on all the same, since the store may have heard of it.
         """
         self._hold.keeper.renew(self._hold, None if ttl is None else options.seconds(ttl, "ttl"))
 

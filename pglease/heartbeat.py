@@ -54,7 +54,7 @@ class HeartbeatManager:
         heartbeat_interval: seconds between renewals at most; None for a third of each ttl.
         margin: seconds by which belief ends before the store's expiry; None for the default of each ttl.
         on_lease_lost: called with the lease's name, once for each loss, on a thread of its own.
-        on_over: called with each lost hold before anybody else hears of it.
+        on_over: called with each hold that was lost, released or let go; before anybody else hears of a loss.
         observers: told of everything.
     """
 
@@ -101,9 +101,15 @@ class HeartbeatManager:
         with self._lock:
             return list(self._holds)
 
+    def number_of_holds(self) -> int:
+        """Return how many holds are not over, without a lock: also for the garbage collector."""
+        return len(self._holds)
+
     def begin(self, hold: Hold) -> None:
-        """Keep `hold` alive from now on."""
+        """Keep `hold` alive from now on, unless another thread has ended it already."""
         with self._lock:
+            if hold.over:
+                return
             self._holds[hold] = None
             if hold.wanted.heartbeat:
                 self._plan(hold)
@@ -111,10 +117,11 @@ class HeartbeatManager:
                 self._start()
         watchdog.watch(hold)
 
-    def _plan(self, hold: Hold) -> None:
+    def _plan(self, hold: Hold, *, since: float | None = None) -> None:
         interval = options.interval_for(hold.ttl, self._interval)
         box = options.renewal_box(hold.ttl, hold.margin, interval)
-        due = self._schedule.add(hold, interval=interval, box=box, sent_at=hold.term.sent_at)
+        sent_at = hold.term.sent_at if since is None else since
+        due = self._schedule.add(hold, interval=interval, box=box, sent_at=sent_at)
         if due < self._wakes_at:
             self._wakes_at = due
             self._messages.put(None)
@@ -202,20 +209,43 @@ class HeartbeatManager:
         if not hold.held():
             hold.current_loss()
             refuse_renewal(hold)
-        wanted = hold.ttl if ttl is None else ttl
         budget = Budget.of(min(LONGEST_RENEWAL, hold.remaining()), clock.now)
+        if not hold.renewing.acquire(timeout=max(0.0, budget.left())):
+            return Unknown(BackendUnavailable(f"another renewal of {hold.name!r} is still under way"))
         try:
-            (outcome,) = self.backend.renew([Renewal(hold.name, hold.lease_id, wanted)], budget)
-        except BackendUnavailable as error:
-            outcome = Unknown(error)
-        if isinstance(outcome, Held) and wanted != hold.ttl:
-            self._change_ttl(hold, wanted)
-        self._apply(hold, outcome, budget.sent_at)
+            if ttl is not None and ttl != hold.ttl and not self._change_ttl(hold, ttl, budget):
+                return Unknown(BackendUnavailable(f"a renewal of {hold.name!r} by its old ttl is still under way"))
+            renewal = Renewal(hold.name, hold.lease_id, hold.ttl)
+            try:
+                (outcome,) = self.backend.renew([renewal], budget)
+            except BackendUnavailable as error:
+                outcome = Unknown(error)
+            self._apply(hold, renewal, outcome, budget.sent_at)
+        finally:
+            hold.renewing.release()
         return outcome
 
-    def _change_ttl(self, hold: Hold, ttl: float) -> None:
-        hold.ttl = ttl
+    def _change_ttl(self, hold: Hold, ttl: float, budget: Budget) -> bool:
+        """Have this renewal and all later ones ask for `ttl`; False while one that asks for the old ttl is under way.
+
+        Two that ask for different ttls at once would leave it open which of them the store hears last, and a belief in
+        the longer one might outlive the hold by the shorter one. The same goes for a shorter ttl whose confirmation is
+        lost, so belief shrinks before the store is asked.
+        """
+        hold.ttl, shorter = ttl, ttl < hold.ttl
         hold.margin = self.margin_for(ttl)
+        while hold in self._asking:
+            if budget.left() <= 0:
+                return False
+            time.sleep(0.001)
+        if shorter:
+            now = clock.now()
+            hold.shorten(now + ttl - hold.margin)
+            budget.until = min(budget.until, hold.due)
+            with self._lock:
+                if hold in self._schedule:
+                    self._plan(hold, since=now)
+        return True
 
     # -- releasing -----------------------------------------------------------------------------------------------------
 
@@ -237,22 +267,26 @@ class HeartbeatManager:
         A lease that turns out to have been gone before counts as lost. Trouble with the store is raised; the background
         goes on trying, and this may be called again.
         """
-        again = hold.ended and not hold.settled
-        if not again and not hold.end():
-            return None
         try:
+            if not (hold.ended and not hold.settled) and not hold.end():
+                return None
+            hold.release_begun()
             outcome = self.backend.release(
                 hold.name, hold.lease_id, Budget.of(seconds, clock.now), min_hold=hold.wanted.min_hold
             )
         except BackendClosed:
             raise
         except BaseException as error:
-            self._tell("unconfirmed", hold, error=error if isinstance(error, Exception) else None)
-            self.give_back.add(hold.name, hold.lease_id, min_hold=hold.wanted.min_hold)
+            if hold.ended:  # and not interrupted before
+                self._tell("unconfirmed", hold, error=error if isinstance(error, Exception) else None)
+                self.give_back.add(hold.name, hold.lease_id, min_hold=hold.wanted.min_hold)
             raise
-        hold.settled = True
-        if again and isinstance(outcome, Gone):
-            # Over since the first try, which we did not hear the answer of: what became of it later is no loss of ours.
+        first = hold.release_answered()
+        self._on_over(hold)
+        if not first:  # another call has ended it, and said so
+            return None
+        if hold.releases > 1 and isinstance(outcome, Gone):
+            # Over since another try, which we did not hear the answer of: what became of it later is no loss of ours.
             return Released() if outcome.reason == "forced" else outcome
         if isinstance(outcome, Gone):
             hold.lose_in_release(_loss(hold, outcome))
@@ -265,7 +299,7 @@ class HeartbeatManager:
     def _start(self) -> None:
         if (greener := identity.threads_are_green()) is not None:
             log.warning(
-                "%s has made greenlets of the threads: while one of them computes, or blocks in C, no lease is renewed; "
+                "%s has made greenlets of the threads: while one computes, or blocks in C, no lease is renewed; "
                 "give busy work a ttl that outlasts it, or a process without %s",
                 greener,
                 greener,
@@ -305,50 +339,59 @@ class HeartbeatManager:
 
     def _let_go(self, hold: Hold) -> None:
         if hold.end():
+            self._on_over(hold)
             self.give_back.add(hold.name, hold.lease_id, min_hold=hold.wanted.min_hold)
 
     def _tick(self) -> None:
         try:
             self._renew_due()
-        except BackendClosed:
-            pass  # the client is being closed; what is still held is dealt with there
         except Exception:
             log.exception("pglease's renewals go on after an error")
             time.sleep(0.05)  # a fault in every round must not become a busy loop
 
     def _renew_due(self) -> None:
-        with self._lock:
-            due = self._schedule.due(clock.now())
-            box = self._schedule.box(due)
+        due, box = self._due()
         if not due:
             return
         budget = Budget.of(box, clock.now)
-        self._asking, self._asking_until = frozenset(due), budget.until + 0.25
+        self._asking, self._asking_until = frozenset(due), budget.until + 0.25  # before any ttl is read: `_change_ttl`
         try:
-            outcomes = self._ask(due, budget)
+            renewals = [Renewal(hold.name, hold.lease_id, hold.ttl) for hold in due]
+            outcomes = self._ask(renewals, budget)
+            self._asking_until = float("inf")
+            for hold, renewal, outcome in zip(due, renewals, outcomes, strict=True):
+                self._apply(hold, renewal, outcome, budget.sent_at)
         finally:
             self._asking, self._asking_until = frozenset(), float("inf")
-        for hold, outcome in zip(due, outcomes, strict=True):
-            self._apply(hold, outcome, budget.sent_at)
 
-    def _ask(self, due: list[Hold], budget: Budget) -> list[RenewalOutcome]:
+    def _due(self) -> tuple[list[Hold], float]:
+        """Return what to renew now, and how long that may take."""
+        with self._lock:
+            due = self._schedule.due(clock.now())
+            box = self._schedule.box(due)
+        for hold in due:
+            if hold.over:  # somebody was interrupted while ending it: renewed, it would never lapse
+                self.end(hold)
+        return [hold for hold in due if not hold.over], box
+
+    def _ask(self, renewals: list[Renewal], budget: Budget) -> list[RenewalOutcome]:
         try:
-            return self.backend.renew([Renewal(hold.name, hold.lease_id, hold.ttl) for hold in due], budget)
-        except BackendClosed:
-            raise
-        except Exception as error:
+            return self.backend.renew(renewals, budget)
+        except Exception as error:  # also a backend that its owner has closed: unknown, and asked again at leisure
             if not isinstance(error, BackendError):
                 log.exception("a renewal failed in an unexpected way")
-            return [Unknown(error)] * len(due)
+            return [Unknown(error)] * len(renewals)
 
-    def _apply(self, hold: Hold, outcome: RenewalOutcome, sent_at: float) -> None:
+    def _apply(self, hold: Hold, renewal: Renewal, outcome: RenewalOutcome, sent_at: float) -> None:
         if isinstance(outcome, Held):
-            term = Term.begin(outcome.lease, sent_at=sent_at, ttl=hold.ttl, margin=hold.margin)
+            margin = self.margin_for(renewal.ttl)  # not `hold.margin`: `_change_ttl` may be about to set it
+            term = Term.begin(outcome.lease, sent_at=sent_at, ttl=renewal.ttl, margin=margin)
             if hold.confirm(term):
                 self._confirmed(hold)
                 self._tell("renewed", hold)
             elif not hold.ended:
-                self.give_back.add(hold.name, hold.lease_id)  # it came too late: lost here, so not to be kept there
+                # It came too late: lost here, so not to be kept there.
+                self.give_back.add(hold.name, hold.lease_id, min_hold=hold.wanted.min_hold)
         elif isinstance(outcome, Gone):
             hold.lose(_loss(hold, outcome))
         else:
