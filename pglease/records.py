@@ -21,6 +21,7 @@ max_hold: it was held as long as it may be · session_died: the session it was b
 process, the hold is its parent's · closed: the client was closed.
 """
 
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """What the store says about a name: who holds or last held it, since when, until when.
