@@ -5,6 +5,7 @@ It is made at the first use from the environment (`PGLEASE_URL`, else `DATABASE_
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,15 @@ from pglease.records import Lease
 
 _lock = threading.RLock()
 _client: PGLease | None = None
+
+
+def _after_fork_in_child() -> None:
+    global _lock  # noqa: PLW0603  # another thread of the parent may have held it
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def configure(backend: str | Backend, **arguments: Any) -> PGLease:

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
+import weakref
+from typing import Any
+
+_numbers = itertools.count(1)
+_tasks: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+class _Here(threading.local):
+    """This thread's own number. The system gives a thread's identity to the next one as soon as it has ended."""
+
+    def __init__(self) -> None:
+        self.number = next(_numbers)
+
+
+_here = _Here()
 
 
 def new_lease_id() -> str:
@@ -20,15 +36,15 @@ def default_owner() -> str:
 
 
 def current_caller() -> tuple[int, int]:
-    """Return what tells this thread, and on an event loop this task, from the others."""
+    """Return what tells this thread, and on an event loop this task, from all others, also from those that ended."""
     asyncio = sys.modules.get("asyncio")  # not loaded: no loop, no task, and no reason to load it
     if asyncio is None:
-        return threading.get_ident(), 0
+        return _here.number, 0
     try:
         task = asyncio.current_task()
     except RuntimeError:
         task = None
-    return threading.get_ident(), id(task) if task else 0
+    return _here.number, _tasks.setdefault(task, next(_numbers)) if task else 0
 
 
 def threads_are_green() -> str | None:

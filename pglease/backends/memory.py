@@ -219,10 +219,9 @@ def _gone(name: str, lease_id: str, row: _Row | None, now: datetime) -> Gone:
 
 
 _stores: dict[str, MemoryBackend] = {}
-_stores_lock = threading.Lock()
 
 
 def shared(name: str) -> MemoryBackend:
     """Return a client of this process's store called `name`; the store lives as long as the process."""
-    with _stores_lock:
-        return _stores.setdefault(name, MemoryBackend()).another()
+    # One step of the dictionary's own, so no lock that a forked child or a signal handler could find taken.
+    return (_stores.get(name) or _stores.setdefault(name, MemoryBackend())).another()
