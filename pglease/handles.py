@@ -68,6 +68,7 @@ class Hold:
         self.trouble: Exception | None = None
         self._lost: threading.Event | None = None
         self.ended = False
+        self.ended_at = float("inf")
         self.releases = 0
         self.settled = False
         self.renewing = threading.RLock()  # one renewal by hand at a time
@@ -151,7 +152,8 @@ class Hold:
         with self._lock:
             if self.over:
                 return False
-            self.ended = clock.now() < self.due
+            self.ended_at = clock.now()
+            self.ended = self.ended_at < self.due
         if not self.ended:
             self.overdue()
             return False

@@ -288,7 +288,7 @@ class HeartbeatManager:
         if hold.releases > 1 and isinstance(outcome, Gone):
             # Over since another try, which we did not hear the answer of: what became of it later is no loss of ours.
             return Released() if outcome.reason == "forced" else outcome
-        if isinstance(outcome, Gone):
+        if isinstance(outcome, Gone) and not _over_since_its_end(hold, outcome):
             hold.lose_in_release(_loss(hold, outcome))
         else:
             self._tell("released", hold)
@@ -446,3 +446,11 @@ def _loss(hold: Hold, gone: Gone) -> Loss:
     """Return the loss behind a refusal; a name that was taken and given back by now was taken all the same."""
     later = gone.lease is not None and gone.lease.fencing_token > hold.term.lease.fencing_token
     return Loss("taken" if later else gone.reason, hold.trouble, gone.lease)
+
+
+def _over_since_its_end(hold: Hold, gone: Gone) -> bool:
+    """Tell whether it was over in the store only after its holder had ended it here, by a slow release."""
+    if gone.lease is None:
+        return False
+    over_since = gone.lease.acquired_at if gone.reason == "taken" else gone.lease.expires_at
+    return (gone.lease.seen_at - over_since).total_seconds() <= clock.now() - hold.ended_at
