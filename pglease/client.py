@@ -15,6 +15,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
@@ -412,14 +413,16 @@ class PGLease:
     ) -> HeldLease | NotAcquired:
         """Take a lease by checked options; the caller owns the handle."""
         request, margin = self._request(wanted)
+        asked = [request]
         try:
-            found = drive.run(self._conversation(request, wanted, margin, poll), self.backend, self._pause(cancel))
-            return self._taken(found, request, wanted, margin)
+            found = drive.run(self._conversation(asked, wanted, margin, poll), self.backend, self._pause(cancel))
+            return self._taken(found, asked[-1], wanted, margin)
         except BackendUnavailable as error:
-            return self._refused_before(request, error)
+            return self._refused_before(asked[-1], error)
         except (BackendError, ConfigurationError):
             raise
         except BaseException as error:  # interrupted: nobody knows whether it was granted
+            request = asked[-1]
             hold = self._holds.get(request.name)
             if hold is not None and hold.lease_id == request.lease_id:
                 hold.end()  # it was, and we were on our way to tell
@@ -432,20 +435,21 @@ class PGLease:
     async def atake(self, wanted: HoldOptions, *, poll: float = POLL) -> HeldLease | NotAcquired:
         """Take a lease by checked options without blocking the event loop; a cancelled task leaves nothing behind."""
         request, margin = self._request(wanted)
+        asked = [request]
         give_back = self.heartbeat_manager.give_back
 
         def give_back_unless_nothing_is_left(call: Any) -> None:
             if not _left_nothing(call):
-                give_back.add(request.name, request.lease_id)
+                give_back.add(request.name, asked[-1].lease_id)
 
         def return_late_grant(call: Any) -> None:
             call.add_done_callback(give_back_unless_nothing_is_left)
 
         try:
-            found = await drive.arun(self._conversation(request, wanted, margin, poll), self.backend, return_late_grant)
+            found = await drive.arun(self._conversation(asked, wanted, margin, poll), self.backend, return_late_grant)
         except BackendUnavailable as error:
-            return self._refused_before(request, error)
-        return self._taken(found, request, wanted, margin)
+            return self._refused_before(asked[-1], error)
+        return self._taken(found, asked[-1], wanted, margin)
 
     def _request(self, wanted: HoldOptions) -> tuple[Request, float]:
         self._refuse_if_closed()
@@ -466,11 +470,17 @@ class PGLease:
                 extra={"lease_name": wanted.name},
             )
 
-    def _conversation(self, request: Request, wanted: HoldOptions, margin: float, poll: float) -> Any:
+    def _conversation(self, asked: list[Request], wanted: HoldOptions, margin: float, poll: float) -> Any:
+        """Return the steps; `asked` ends with what was asked last."""
+
+        def anew(request: Request) -> Request:
+            asked.append(replace(request, lease_id=identity.new_lease_id()))
+            return asked[-1]
+
         now = clock.now()
         until = None if not wanted.wait else now + wanted.wait
         patience = steps.Patience(until, poll, self._box)
-        return steps.acquire(request, margin=margin, patience=patience, now=now, spread=random.random)
+        return steps.acquire(asked[0], margin=margin, patience=patience, now=now, spread=random.random, anew=anew)
 
     def _taken(
         self, found: Term | Refused, request: Request, wanted: HoldOptions, margin: float

@@ -65,11 +65,18 @@ class Patience(NamedTuple):
 
 
 def acquire(
-    request: Request, *, margin: float, patience: Patience, now: float, spread: Callable[[], float]
+    request: Request,
+    *,
+    margin: float,
+    patience: Patience,
+    now: float,
+    spread: Callable[[], float],
+    anew: Callable[[Request], Request],
 ) -> Generator[Step, Answer, Term | Refused]:
     """Ask for a lease until it is ours or patience is at its end.
 
-    Every look carries the same `lease_id`, so a grant whose reply was lost is found by the next look.
+    Every look carries the same `lease_id`, so a grant whose reply was lost is found by the next look, until a grant
+    came too late and was given back.
 
     Args:
         request: the question.
@@ -77,6 +84,8 @@ def acquire(
         patience: how long to go on.
         now: the boot clock.
         spread: a random number from 0 to 1, so that waiters do not look in step.
+        anew: the same question under an id of its own, for what comes after a grant was given back: that release may
+            be applied late, or twice, and must not end the next grant.
 
     Returns:
         the belief, or the last refusal.
@@ -102,6 +111,8 @@ def acquire(
             error = BackendUnavailable(
                 f"{request.name!r} was granted too late and given back", outcome_unknown=answer.error is not None
             )
+            if now < until:
+                request = anew(request)
         elif isinstance(answer.value, Refused):
             refused, unknown = answer.value, False
         if error is not None:

@@ -91,7 +91,10 @@ def story(
     """Begin a conversation; `wait` as in `acquire`."""
     now = 100.0
     patience = Patience(None if wait is None else now + wait, poll, attempt)
-    return Story(steps.acquire(REQUEST, margin=MARGIN, patience=patience, now=now, spread=spread), now).begin()
+    return Story(
+        steps.acquire(REQUEST, margin=MARGIN, patience=patience, now=now, spread=spread, anew=lambda request: request),
+        now,
+    ).begin()
 
 
 # -- asking once -------------------------------------------------------------------------------------------------------
