@@ -81,7 +81,7 @@ async def arun(steps: Generator[Step, Answer, T], backend: Backend, abandoned: C
                 try:
                     answer = await asyncio.shield(here)
                 except asyncio.CancelledError:
-                    here.cancel()  # nobody listens any more, and the loop may be closed before the call ends
+                    here.cancel()  # a call that has not begun is not made
                     raise
                 if answer.error is None or not answer.error.outcome_unknown:
                     doubtful = None

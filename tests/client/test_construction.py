@@ -102,6 +102,10 @@ def test_the_state_of_a_client_can_be_seen(leases):
     assert "holding 0" in repr(leases)
     leases.try_acquire("job")
     assert "holding 1" in repr(leases)
+    leases.release("job")
+    with leases.acquire("job"):
+        assert "holding 1" in repr(leases)
+    assert "holding 0" in repr(leases), "what is over is forgotten"
 
 
 def test_a_backend_of_the_applications_own_stays_open():

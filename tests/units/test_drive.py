@@ -232,6 +232,29 @@ def test_a_call_under_way_at_a_cancellation_goes_on_and_is_handed_over(backend, 
     assert isinstance(call.result(10).value, Granted)
 
 
+def test_a_call_that_has_not_begun_when_its_task_is_cancelled_is_not_made(backend):
+    """More calls than the executor makes at once: those in the queue end with their tasks."""
+    backend.before.clear()
+
+    async def main() -> list[Any]:
+        tasks = [
+            asyncio.create_task(drive.arun(asks(f"job-{number}"), backend, lambda _: None))
+            for number in range(3 * drive.MOST_CALLS)
+        ]
+        while len(backend.threads) < drive.MOST_CALLS:
+            await asyncio.sleep(0.001)
+        for task in tasks:
+            task.cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    answers = asyncio.run(main())
+    backend.before.set()
+
+    assert all(isinstance(answer, asyncio.CancelledError) for answer in answers)
+    drive._executor().submit(lambda: None).result(10)
+    assert len(backend.threads) == drive.MOST_CALLS
+
+
 def test_a_cancellation_in_a_pause_hands_nothing_over_when_the_answer_was_clear(backend):
     async def main() -> None:
         paused = asyncio.Event()
@@ -277,8 +300,10 @@ def test_a_call_that_ends_after_its_loop_was_closed_makes_no_noise(backend, capl
         await cancelled_at(asyncio.create_task(drive.arun(asks(), backend, abandoned.append)), backend.asked.is_set)
 
     asyncio.run(main())
+    ended = threading.Event()
+    abandoned[0].add_done_callback(lambda _: ended.set())  # the last of those who are told
     backend.after.set()
-    abandoned[0].result(10)
+    assert ended.wait(10)
     gc.collect()
 
     assert [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []

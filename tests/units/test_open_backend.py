@@ -64,7 +64,7 @@ def test_an_address_is_text(url):
 
 def test_knobs_may_stand_in_the_query_and_the_rest_of_it_is_libpqs():
     backend = open_backend(
-        f"{URL}?pglease.pool_size=8&sslmode=require&pglease.table_name=jobs&pglease.schema=ops"
+        f"{URL}?pglease.pool_size=8&sslmode=require&pglease.table_name=j%6Fbs&pglease.schema=ops"
         "&application_name=a%20b%26c&pglease.connect_timeout=7&pglease.auto_initialize=off"
     )
 
