@@ -59,7 +59,7 @@ class _Desk:
         while (event := self._events.get()) is not None:
             try:
                 self._observer.notify(event)
-            except Exception:
+            except BaseException:  # also SystemExit, which would end this thread in silence
                 log.exception("the observer %r failed on %s of %r", self._observer, event.kind, event.name)
 
 
