@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -357,17 +357,18 @@ class PostgresBackend:
                 raise
         # Somebody dropped the table while we run: look again, and make it again if we may.
         self._statements = None
+        statements = self._settled(budget)  # before a connection is lent: two threads could wait for each other's
         with self.connections.lend(budget, reserved=reserved) as link:
-            return talk(link, self._settled(budget, link))
+            return talk(link, statements)
 
-    def _settled(self, budget: Budget, link: Link | None = None) -> Statements:
+    def _settled(self, budget: Budget) -> Statements:
         """Find or make the tables, once for this backend."""
         if not self._settling.acquire(timeout=max(0.0, budget.left())):
             raise BackendUnavailable("the lease table is still being looked up by another thread")
         try:
             if self._statements is None:
-                with nullcontext(link) if link else self.connections.lend(budget) as lent:
-                    self._names = postgres_schema.ensure(lent, self._names, create=self._auto_initialize)
+                with self.connections.lend(budget) as link:
+                    self._names = postgres_schema.ensure(link, self._names, create=self._auto_initialize)
                 self._statements = Statements.of(self._names, PROTOCOL)
             return self._statements
         finally:

@@ -414,7 +414,7 @@ def test_a_forced_release_whose_reply_was_lost_is_still_one(
     assert rival.try_acquire("job", ttl=60)
     lease = operator.get_lease("job")
     assert lease is not None
-    dropped = proxy.drop_next_reply(b"forced")
+    dropped = proxy.drop_next_reply(b"job")
 
     forced = operator.force_release("job", lease.fencing_token)
 

@@ -141,7 +141,7 @@ def test_a_release_whose_reply_was_lost_is_a_release(dsn, proxy):
     told: list[str] = []
     with PGLease(proxy.through(dsn), on_lease_lost=told.append) as leases:
         lease = leases.wait_for_lease("job", ttl=30)
-        dropped = proxy.drop_next_reply(b"released")
+        dropped = proxy.drop_next_reply(b"job")
 
         assert leases.release("job") is True
         assert dropped.is_set()
