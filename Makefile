@@ -1,7 +1,8 @@
 # The only door. Everything a target makes lives in .venv; `make clean` removes that.
 
 PYTHON ?= python3
-WORKERS ?= auto
+# Most tests wait for something real: as many workers as cores would leave the cores idle.
+WORKERS ?= 4
 BACKEND ?= postgres
 ARGS ?=
 

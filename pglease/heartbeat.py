@@ -271,9 +271,8 @@ class HeartbeatManager:
             if not (hold.ended and not hold.settled) and not hold.end():
                 return None
             hold.release_begun()
-            outcome = self.backend.release(
-                hold.name, hold.lease_id, Budget.of(seconds, clock.now), min_hold=hold.wanted.min_hold
-            )
+            budget = Budget.of(seconds, clock.now)
+            outcome = self.backend.release(hold.name, hold.lease_id, budget, min_hold=hold.wanted.min_hold)
         except BackendClosed:
             raise
         except BaseException as error:
@@ -288,7 +287,7 @@ class HeartbeatManager:
         if hold.releases > 1 and isinstance(outcome, Gone):
             # Over since another try, which we did not hear the answer of: what became of it later is no loss of ours.
             return Released() if outcome.reason == "forced" else outcome
-        if isinstance(outcome, Gone) and not _over_since_its_end(hold, outcome):
+        if isinstance(outcome, Gone) and not _over_since_its_end(hold, outcome, budget.sent_at):
             hold.lose_in_release(_loss(hold, outcome))
         else:
             self._tell("released", hold)
@@ -448,9 +447,12 @@ def _loss(hold: Hold, gone: Gone) -> Loss:
     return Loss("taken" if later else gone.reason, hold.trouble, gone.lease)
 
 
-def _over_since_its_end(hold: Hold, gone: Gone) -> bool:
-    """Tell whether it was over in the store only after its holder had ended it here, by a slow release."""
+def _over_since_its_end(hold: Hold, gone: Gone, sent_at: float) -> bool:
+    """Tell whether it was over in the store only after its holder had ended it here, by a repeated release.
+
+    Counted to when the request left that was answered, so that in doubt it is a loss.
+    """
     if gone.lease is None:
         return False
     over_since = gone.lease.acquired_at if gone.reason == "taken" else gone.lease.expires_at
-    return (gone.lease.seen_at - over_since).total_seconds() <= clock.now() - hold.ended_at
+    return (gone.lease.seen_at - over_since).total_seconds() <= sent_at - hold.ended_at
