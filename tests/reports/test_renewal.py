@@ -491,9 +491,11 @@ def _updates(dsn: str, expected: int):
     return (updated, hot, size) if updated >= expected else None
 
 
-def test_five_hundred_leases_cost_one_thread_two_connections_and_one_statement_a_tick(dsn, admin):
-    """And every renewal is on time."""
-    ttl, count, ticks = 6.0, 500, 4
+def test_five_hundred_leases_cost_one_thread_two_connections_and_one_statement_a_tick(fresh_postgres):
+    """And every renewal is on time. On a server where nobody's snapshot keeps dead rows."""
+    ttl, count, ticks = 20.0, 500, 2
+    server = fresh_postgres()
+    dsn = server.dsn
     backend = Counting(f"{dsn}?application_name=five-hundred")
     with on(backend) as leases:
         for number in range(count):
@@ -514,11 +516,10 @@ def test_five_hundred_leases_cost_one_thread_two_connections_and_one_statement_a
         assert {size for _, size in ticked} == {count}
         assert len(ticked) in (ticks - 1, ticks, ticks + 1)
         # Renewed after a third of it, so two thirds are left, less the margin and the time a tick takes.
-        assert min(least_left) > ttl * 2 / 3 - options.margin_for(ttl) - 0.7
-        ((connections,),) = admin.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE application_name IN ('five-hundred', 'pglease') "
-            "AND datname = current_database()"
-        ).fetchall()
+        assert min(least_left) > ttl * 2 / 3 - options.margin_for(ttl) - 2
+        ((connections,),) = server.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name IN ('five-hundred', 'pglease')"
+        )
         assert connections <= 2
 
     updated, hot, _ = wait_until(lambda: _updates(dsn, count * ticks))
