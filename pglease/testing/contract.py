@@ -1222,7 +1222,7 @@ class BackendContract:
 
         world.harness.mend_link()
 
-        assert isinstance(hold.renew(), Held)
+        assert isinstance(hold.renew_after_trouble(), Held)
         assert hold.worker.sees("job").fencing_token == hold.token
         hold.released()
         world.alice.hold("job")
@@ -1248,7 +1248,7 @@ class BackendContract:
             world.alice.backend.renew([hold.renewal()], budget(0.5))  # a release may have been applied all the same
         world.harness.mend_link()
 
-        assert isinstance(hold.renew(), Held)
+        assert isinstance(hold.renew_after_trouble(), Held)
 
     @clauses("C12", "C15")
     def test_a_hold_survives_a_restart_of_a_durable_store(self, world: World) -> None:
