@@ -14,7 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pglease.backends import Backend, open_backend
-from pglease.client import LeaseContext, PGLease
+from pglease.blocks import LeaseContext
+from pglease.client import PGLease
 from pglease.default import (
     acquire,
     cleanup_expired,

@@ -9,47 +9,29 @@ import atexit
 import contextlib
 import logging
 import os
-import random
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from datetime import timedelta
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
+from typing import Any, Literal, Self, cast, overload
 
-from pglease import clock, drive, forks, identity, options, steps
+from pglease import clock, forks, options
 from pglease.backends import Backend, open_backend
 from pglease.backends.base import Budget
+from pglease.blocks import LeaseContext
 from pglease.decorator import TaskDecorator, singleton_decorator
-from pglease.errors import (
-    AcquireTimeout,
-    AcquisitionError,
-    BackendClosed,
-    BackendError,
-    BackendUnavailable,
-    ConfigurationError,
-    NotOwnedError,
-    ReentrantError,
-)
-from pglease.events import Event, Observer
+from pglease.errors import BackendError, ConfigurationError, NotOwnedError
+from pglease.events import Observer
 from pglease.handles import HeldLease, Hold, NotAcquired
-from pglease.heartbeat import HASTY_RELEASE_BOX, RELEASE_BOX, HeartbeatManager
+from pglease.heartbeat import HeartbeatManager
 from pglease.options import Duration, HoldOptions
-from pglease.records import Lease, Loss, Refused, Released, Request
+from pglease.records import Lease, Loss
 from pglease.schema import DEFAULT_TABLE
-from pglease.term import Term
+from pglease.taking import Taking, not_acquired
 
 log = logging.getLogger("pglease")
 
-LeaseT_co = TypeVar("LeaseT_co", bound="HeldLease | NotAcquired", covariant=True)
-
-SHORT_TTL = 1.0
-"""Seconds below which a lease leaves little room for anything to go wrong."""
-POLL = 1.0
-"""The longest pause of `acquire(wait=…)` between two looks, in seconds."""
 CLOSING_BOX = 5.0
 EXIT_BOX = 2.0
 _KNOBS: dict[str, Any] = {
@@ -123,18 +105,17 @@ class PGLease:
             box = problems.check(options.seconds, connect_timeout, "connect_timeout")
             store, self._opened = problems.check(_store, backend, given) or (None, False)
         self.backend: Backend = store
-        self._owner = label
         self._box = box
-        self._warned_of_short_ttl = False
-        self.heartbeat_manager = HeartbeatManager(
+        self.taking = Taking(
             self.backend,
+            owner_id=label,
+            box=box,
             heartbeat_interval=interval,
             margin=pause,
             on_lease_lost=on_lease_lost,
-            on_over=_dropper(weakref.ref(self)),
             observers=observers,
         )
-        self._fresh()
+        self.heartbeat_manager = self.taking.manager
         forks.forget_in_children(self)
         _clients.add(self)
         # Dropped without close(): the finalizer must not refer to the client, or it would never be dropped.
@@ -142,13 +123,6 @@ class PGLease:
             self, _abandon, self.heartbeat_manager, self.backend if self._opened else None
         )
         self._finalizer.atexit = False
-
-    def _fresh(self) -> None:
-        self._lock = threading.RLock()
-        self._closed = threading.Event()
-        self._holds: dict[str, Hold] = {}
-        self._owned: dict[str, HeldLease] = {}
-        self._default_owner: str | None = None
 
     @classmethod
     def from_env(cls, **arguments: Any) -> Self:
@@ -179,11 +153,7 @@ class PGLease:
     @property
     def owner_id(self) -> str:
         """The label for people; the default one is made anew in a forked child."""
-        if self._owner is not None:
-            return self._owner
-        if self._default_owner is None:
-            self._default_owner = identity.default_owner()
-        return self._default_owner
+        return self.taking.owner_id
 
     # -- taking --------------------------------------------------------------------------------------------------------
 
@@ -308,7 +278,7 @@ class PGLease:
         wanted = options.hold_options(
             name, ttl, min_hold=min_hold, max_hold=max_hold, metadata=metadata, heartbeat=heartbeat
         )
-        return self._own(self.take(wanted)) is not None
+        return self.taking.own(self.taking.take(wanted)) is not None
 
     def wait_for_lease(
         self,
@@ -355,10 +325,10 @@ class PGLease:
                 fair=fair,
             )
         self._check_traits(wanted)
-        taken = self.take(wanted, poll=poll, cancel=cancel)
+        taken = self.taking.take(wanted, poll=poll, cancel=cancel)
         if isinstance(taken, NotAcquired):
             raise not_acquired(taken, wanted, cancelled=cancel is not None and cancel.is_set())
-        return cast("HeldLease", self._own(taken))
+        return cast("HeldLease", self.taking.own(taken))
 
     def singleton_task(
         self,
@@ -406,185 +376,6 @@ class PGLease:
                 f"{argument} needs a store with the trait {trait!r}, which {self.backend.traits.kind} lacks"
             )
 
-    # -- what acquire, try_acquire, wait_for_lease and the decorator are made of ---------------------------------------
-
-    def take(
-        self, wanted: HoldOptions, *, poll: float = POLL, cancel: threading.Event | None = None
-    ) -> HeldLease | NotAcquired:
-        """Take a lease by checked options; the caller owns the handle."""
-        request, margin = self._request(wanted)
-        asked = [request]
-        try:
-            found = drive.run(self._conversation(asked, wanted, margin, poll), self.backend, self._pause(cancel))
-            return self._taken(found, asked[-1], wanted, margin)
-        except BackendUnavailable as error:
-            return self._refused_before(asked[-1], error)
-        except (BackendError, ConfigurationError):
-            raise
-        except BaseException as error:  # interrupted: nobody knows whether it was granted
-            request = asked[-1]
-            hold = self._holds.get(request.name)
-            if hold is not None and hold.lease_id == request.lease_id:
-                hold.end()  # it was, and we were on our way to tell
-                self._drop(hold)
-            self.heartbeat_manager.give_back.add(request.name, request.lease_id)
-            if isinstance(error, _Cancelled):
-                return NotAcquired(request.name, None, 0.0)
-            raise
-
-    async def atake(self, wanted: HoldOptions, *, poll: float = POLL) -> HeldLease | NotAcquired:
-        """Take a lease by checked options without blocking the event loop; a cancelled task leaves nothing behind."""
-        request, margin = self._request(wanted)
-        asked = [request]
-        give_back = self.heartbeat_manager.give_back
-
-        def give_back_unless_nothing_is_left(call: Any) -> None:
-            if not _left_nothing(call):
-                give_back.add(request.name, asked[-1].lease_id)
-
-        def return_late_grant(call: Any) -> None:
-            call.add_done_callback(give_back_unless_nothing_is_left)
-
-        try:
-            found = await drive.arun(self._conversation(asked, wanted, margin, poll), self.backend, return_late_grant)
-        except BackendUnavailable as error:
-            return self._refused_before(asked[-1], error)
-        return self._taken(found, asked[-1], wanted, margin)
-
-    def _request(self, wanted: HoldOptions) -> tuple[Request, float]:
-        self._refuse_if_closed()
-        if wanted.wait:
-            self._refuse_to_wait_for_oneself(wanted.name)
-        if wanted.ttl < SHORT_TTL:
-            self._warn_of_short_ttl(wanted)
-        request = Request(wanted.name, self.owner_id, identity.new_lease_id(), wanted.ttl, wanted.metadata)
-        return request, self.heartbeat_manager.margin_for(wanted.ttl)
-
-    def _warn_of_short_ttl(self, wanted: HoldOptions) -> None:
-        if not self._warned_of_short_ttl:
-            self._warned_of_short_ttl = True
-            log.warning(
-                "the ttl of %r is %g s: a pause or a restart of the store of about half of that loses the lease",
-                wanted.name,
-                wanted.ttl,
-                extra={"lease_name": wanted.name},
-            )
-
-    def _conversation(self, asked: list[Request], wanted: HoldOptions, margin: float, poll: float) -> Any:
-        """Return the steps; `asked` ends with what was asked last."""
-
-        def anew(request: Request) -> Request:
-            asked.append(replace(request, lease_id=identity.new_lease_id()))
-            return asked[-1]
-
-        now = clock.now()
-        until = None if not wanted.wait else now + wanted.wait
-        patience = steps.Patience(until, poll, self._box)
-        return steps.acquire(asked[0], margin=margin, patience=patience, now=now, spread=random.random, anew=anew)
-
-    def _taken(
-        self, found: Term | Refused, request: Request, wanted: HoldOptions, margin: float
-    ) -> HeldLease | NotAcquired:
-        manager = self.heartbeat_manager
-        if isinstance(found, Refused):
-            facts = {"lease_name": request.name, "lease_outcome": "busy"}
-            log.debug("the lease %r is held by %r", request.name, found.held_by, extra=facts)
-            if manager.notices:
-                manager.notices.tell(Event("busy", request.name, found.held_by))
-            return NotAcquired(request.name, found.lease, found.retry_after)
-        hold = Hold(manager, found, request.lease_id, wanted, margin=margin, caller=identity.current_caller())
-        lease = HeldLease(hold)
-        with self._lock:
-            earlier, self._holds[hold.name] = self._holds.get(hold.name), hold
-            closed = self._closed.is_set()
-        if earlier is not None and earlier.current_loss() is None:
-            earlier.lose(Loss("taken", lease=found.lease))  # by ourselves, after somebody had ended it in the store
-        try:
-            manager.begin(hold)
-        except RuntimeError as error:  # no more threads, or the interpreter is going down: it could not be renewed
-            manager.release(hold)
-            raise BackendUnavailable(f"{hold.name!r} was given back, for nothing could renew it: {error}") from None
-        if manager.notices:
-            manager.notices.tell(
-                Event("acquired", hold.name, request.owner_id, lease.fencing_token, seconds=clock.now() - found.sent_at)
-            )
-        if closed:  # between our asking and the answer
-            with contextlib.suppress(BackendError):  # unconfirmed, it lapses by itself
-                manager.release(hold)
-            raise BackendClosed("the client is closed")
-        return lease
-
-    def _refused_before(self, request: Request, error: BackendUnavailable) -> NotAcquired:
-        """Let go of a grant that may exist; a wait that was refused before its last look failed has simply run out."""
-        self._give_back_if_unknown(request, error)
-        if error.refused is None:
-            raise error
-        return NotAcquired(request.name, error.refused.lease, error.refused.retry_after)
-
-    def _give_back_if_unknown(self, request: Request, error: BackendUnavailable) -> None:
-        if error.outcome_unknown:
-            self.heartbeat_manager.give_back.add(request.name, request.lease_id)
-
-    def _own(self, taken: HeldLease | NotAcquired) -> HeldLease | None:
-        if isinstance(taken, NotAcquired):
-            return None
-        with self._lock:
-            self._owned[taken.name] = taken
-            taken._hold.client_owned = True  # last: interrupted before, it is nobody's and given back
-        return taken
-
-    def _pause(self, cancel: threading.Event | None) -> Callable[[float], None]:
-        """Return how a waiting call sleeps: until its time, a cancellation or the client's end."""
-        if cancel is None:
-            return self._nap
-
-        def nap(seconds: float) -> None:
-            until = time.monotonic() + seconds
-            while True:
-                if cancel.wait(max(0.0, min(until - time.monotonic(), 0.5))):
-                    raise _Cancelled
-                self._refuse_if_closed()
-                if time.monotonic() >= until:
-                    return
-
-        return nap
-
-    def _nap(self, seconds: float) -> None:
-        if self._closed.wait(seconds):
-            self._refuse_if_closed()
-
-    def _refuse_if_closed(self) -> None:
-        if self._closed.is_set():
-            raise BackendClosed("the client is closed")
-
-    def _refuse_to_wait_for_oneself(self, name: str) -> None:
-        hold = self._holds.get(name)
-        if hold is not None and hold.held() and hold.caller == identity.current_caller():
-            raise ReentrantError(
-                f"this thread already holds {name!r} through this client; waiting for it would never end", name=name
-            )
-
-    def leave(self, hold: Hold, body_error: BaseException | None) -> None:
-        """End the hold of a block; say loudly what went wrong, but never instead of the block's own error."""
-        hold.in_block = False
-        trouble: BackendError | ConfigurationError | None = None
-        try:
-            self.heartbeat_manager.settle(hold, RELEASE_BOX if body_error is None else HASTY_RELEASE_BOX)
-        except BackendError as error:
-            trouble = error
-        except ConfigurationError as error:  # the lent connection was of no use; the background tries another
-            if body_error is None:
-                raise
-            trouble = error
-        self._drop(hold)
-        loss = hold.loss
-        if loss is not None and hold.wanted.on_lost == "raise":
-            if body_error is None:
-                raise hold.lost_error(loss)
-            body_error.add_note(f"pglease: {hold.lost_error(loss)}")
-        elif trouble is not None:
-            _tell_unconfirmed(hold, trouble, body_error)
-
     # -- what one has --------------------------------------------------------------------------------------------------
 
     def release(self, name: str) -> bool:
@@ -593,11 +384,11 @@ class PGLease:
         Raises:
             ReleaseError: the store could not confirm it; over in this process, lapses by its ttl, may be called again.
         """
-        hold = self._hold_of(name)
+        hold = self.taking.hold_of(name)
         if hold is None:
             return False
         ended = self.heartbeat_manager.release(hold)
-        self._drop(hold)
+        self.taking.drop(hold)
         return ended
 
     def renew(self, name: str, ttl: Duration | None = None) -> None:
@@ -607,37 +398,21 @@ class PGLease:
             NotOwnedError: this client does not hold it.
         """
         seconds = None if ttl is None else options.seconds(ttl, "ttl")
-        hold = self._hold_of(name)
+        hold = self.taking.hold_of(name)
         if hold is None:
             raise NotOwnedError(f"this client does not hold {name!r}", name=name)
         self.heartbeat_manager.renew(hold, seconds)
 
     def held(self, name: str) -> HeldLease | None:
         """Return the handle this client has for `name`, or None when it holds nothing by that name."""
-        hold = self._hold_of(name)
+        hold = self.taking.hold_of(name)
         if hold is None or not hold.held() or hold.handle is None:
             return None
         return hold.handle()
 
     def holding(self) -> list[HeldLease]:
         """Return the handles of all that this client holds, ordered by name."""
-        self._refuse_if_closed()
-        with self._lock:
-            names = sorted(self._holds)
-        return [lease for name in names if (lease := self.held(name)) is not None]
-
-    def _hold_of(self, name: str) -> Hold | None:
-        self._refuse_if_closed()
-        return self._holds.get(options.text(name, "name"))
-
-    def _drop(self, hold: Hold) -> None:
-        """Forget a hold that is over, unless another has taken its place."""
-        with self._lock:
-            if self._holds.get(hold.name) is hold:
-                del self._holds[hold.name]
-            owned = self._owned.get(hold.name)
-            if owned is not None and owned._hold is hold:
-                del self._owned[hold.name]
+        return [lease for name in self.taking.names() if (lease := self.held(name)) is not None]
 
     # -- what the store says -------------------------------------------------------------------------------------------
 
@@ -674,7 +449,7 @@ class PGLease:
         return self.backend.force_release(name, fencing_token, self._budget())
 
     def _budget(self, seconds: float | None = None) -> Budget:
-        self._refuse_if_closed()
+        self.taking.refuse_if_closed()
         return Budget.of(self._box if seconds is None else seconds, clock.now)
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -688,11 +463,9 @@ class PGLease:
         self._close(CLOSING_BOX)
 
     def _close(self, seconds: float, *, blocks: bool = True) -> None:
-        with self._lock:
-            if self._closed.is_set():
-                return
-            self._closed.set()
-            holds = list(self._holds.values())  # a grant that comes later sees that we are closed
+        holds = self.taking.close_book()
+        if holds is None:
+            return
         until = clock.now() + seconds
         manager = self.heartbeat_manager
         for hold in holds:
@@ -726,11 +499,7 @@ class PGLease:
 
     def forget(self) -> None:
         """In a forked child: start with nothing; the parent's holds are the parent's."""
-        was_closed = self._closed.is_set()
-        self._fresh()
-        if was_closed:
-            self._closed.set()
-        self.heartbeat_manager.forget()
+        self.taking.forget()
         self.backend.forget()
 
     def __enter__(self) -> Self:
@@ -742,20 +511,11 @@ class PGLease:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed.is_set() else f"holding {len(self._holds)}"
+        state = "closed" if self.taking.closed.is_set() else f"holding {len(self.taking.holds)}"
         return f"<PGLease on {self.backend.traits.kind} as {self.owner_id!r}, {state}>"
 
     def __reduce__(self) -> Any:
         raise TypeError("a PGLease client belongs to its process and is not pickled or copied")
-
-
-def _left_nothing(call: Any) -> bool:
-    """Tell whether a call whose task was cancelled surely left no lease behind."""
-    return call.cancelled() or (call.exception() is None and isinstance(call.result().value, Refused | Released))
-
-
-class _Cancelled(Exception):
-    """The caller's event was set while it waited."""
 
 
 _clients: weakref.WeakSet[PGLease] = weakref.WeakSet()
@@ -783,16 +543,6 @@ def _store(backend: str | Backend, given: Mapping[str, Any]) -> tuple[Backend, b
     return backend, False
 
 
-def _dropper(client: weakref.ref[PGLease]) -> Callable[[Hold], None]:
-    """Return what makes the client forget a lost hold, without keeping the client alive."""
-
-    def drop(hold: Hold) -> None:
-        if (this := client()) is not None:
-            this._drop(hold)
-
-    return drop
-
-
 def _abandon(manager: HeartbeatManager, opened: Backend | None) -> None:
     """Let go of everything of a client that was dropped without `close`."""
     # Called by the garbage collector, at any moment on any thread, whatever lock that has: so no lock is taken here.
@@ -810,59 +560,3 @@ def _wind_up(manager: HeartbeatManager, opened: Backend | None) -> None:
     manager.stop(CLOSING_BOX)
     if opened is not None:
         opened.close()
-
-
-def not_acquired(refused: NotAcquired, wanted: HoldOptions, *, cancelled: bool = False) -> AcquisitionError:
-    """Return the error for a refusal: who has it, and until when."""
-    holder = f"held by {refused.held_by!r}" if refused.held_by else "held by somebody else"
-    until = ""
-    if refused.lease is not None and refused.retry_after:
-        until = f" until {refused.lease.expires_at:%Y-%m-%d %H:%M:%S} UTC ({refused.retry_after:.1f} s left)"
-    facts: dict[str, Any] = {"name": refused.name, "held_by": refused.held_by, "retry_after": refused.retry_after}
-    if not wanted.wait:
-        return AcquisitionError(f"the lease {refused.name!r} is {holder}{until}", **facts)
-    how = "the wait was cancelled" if cancelled else f"{timedelta(seconds=wanted.wait)} were not enough"
-    return AcquireTimeout(f"the lease {refused.name!r} is still {holder}{until}: {how}", **facts)
-
-
-class LeaseContext(Generic[LeaseT_co]):
-    """The block that a lease is held for. Made by `PGLease.acquire`; may be entered again once it was left."""
-
-    def __init__(self, client: PGLease, wanted: HoldOptions, *, raise_on_failure: bool) -> None:
-        self._client = client
-        self._wanted = wanted
-        self._raise = raise_on_failure
-        self._lease: HeldLease | None = None
-        self._entered = False
-
-    def __enter__(self) -> LeaseT_co:
-        if self._entered:
-            raise ConfigurationError(f"this acquire({self._wanted.name!r}) is in use: a second block needs its own")
-        self._entered = True  # already while waiting, or whoever gives up first would release the other's lease
-        try:
-            taken = self._client.take(self._wanted)
-        except BaseException:
-            self._entered = False
-            raise
-        if isinstance(taken, HeldLease):
-            taken._hold.in_block = True
-            self._lease = taken
-        elif self._raise:
-            self._entered = False
-            raise not_acquired(taken, self._wanted)
-        return cast("LeaseT_co", taken)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        lease, self._lease, self._entered = self._lease, None, False
-        if lease is not None:
-            self._client.leave(lease._hold, error)
-
-
-def _tell_unconfirmed(hold: Hold, trouble: Exception, body_error: BaseException | None) -> None:
-    after = "it lapses by itself" if isinstance(trouble, BackendClosed) else "it goes on in the background"
-    text = f"the release of {hold.name!r} could not be confirmed, {after}: {trouble}"
-    log.warning("%s", text, extra={"lease_name": hold.name})
-    if body_error is not None:
-        body_error.add_note(f"pglease: {text}")

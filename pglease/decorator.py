@@ -64,7 +64,7 @@ def _sync_task(
     def task(*args: Any, **kwargs: Any) -> Any:
         this = _with_name(wanted, named(*args, **kwargs))
         leases = client()
-        taken = leases.take(this)
+        taken = leases.taking.take(this)
         if isinstance(taken, NotAcquired):
             return skipped(taken, this)
         with _Block(leases, taken):
@@ -84,7 +84,7 @@ def _async_task(
     async def task(*args: Any, **kwargs: Any) -> Any:
         this = _with_name(wanted, named(*args, **kwargs))
         leases = client()
-        taken = await leases.atake(this)
+        taken = await leases.taking.atake(this)
         if isinstance(taken, NotAcquired):
             answer = skipped(taken, this)
             return await answer if inspect.isawaitable(answer) else answer
@@ -106,16 +106,16 @@ class _Block:
         return
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._client.leave(self._lease._hold, error)
+        self._client.taking.leave(self._lease._hold, error)
 
     async def __aenter__(self) -> None:
         return
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, GeneratorExit):  # closed rather than cancelled: nobody is there to wait with
-            self._client.leave(self._lease._hold, error)
+            self._client.taking.leave(self._lease._hold, error)
             return
-        await drive.in_executor(lambda: self._client.leave(self._lease._hold, error))
+        await drive.in_executor(lambda: self._client.taking.leave(self._lease._hold, error))
 
 
 def _skipped(refused: NotAcquired, wanted: HoldOptions, *, skip_if_locked: bool, on_skip: Any) -> Any:
@@ -125,7 +125,7 @@ def _skipped(refused: NotAcquired, wanted: HoldOptions, *, skip_if_locked: bool,
         return on_skip(refused)
     if on_skip is not None or skip_if_locked:
         return on_skip
-    from pglease.client import not_acquired
+    from pglease.taking import not_acquired
 
     raise not_acquired(refused, wanted)
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from pglease import options
 from pglease.backends import Backend
-from pglease.client import LeaseContext, PGLease
+from pglease.blocks import LeaseContext
+from pglease.client import PGLease
 from pglease.decorator import TaskDecorator, singleton_decorator
 from pglease.handles import HeldLease
 from pglease.records import Lease

@@ -81,7 +81,7 @@ def test_two_hundred_random_cancellations_leave_no_lease(leases, rival, monkeypa
 
     async def one(number: int) -> None:
         nonlocal took
-        taking = asyncio.create_task(leases.atake(hold_options(f"job-{number % 10}", 600, wait=30), poll=0.01))
+        taking = asyncio.create_task(leases.taking.atake(hold_options(f"job-{number % 10}", 600, wait=30), poll=0.01))
         await asyncio.sleep(dice.choice([0.0, dice.uniform(0, 0.003), dice.uniform(0, 0.03)]))
         taking.cancel()
         try:

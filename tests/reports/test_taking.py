@@ -103,7 +103,7 @@ def race(dsn: str, first: int, count: int, start, end, answers) -> None:
     try:
         with clients(dsn, count) as ours:
             for place, client in enumerate(ours):
-                client._owner = f"racer-{first + place}"
+                client.taking._owner = f"racer-{first + place}"
                 client.get_lease("name-0")
             answers.put((first, all_at_once([functools.partial(one, client) for client in ours])))
     except BaseException as error:

@@ -61,8 +61,8 @@ def test_what_is_released_through_its_handle_is_forgotten(leases):
     for number in range(3):
         leases.wait_for_lease(f"job-{number}").release()
 
-    assert leases._holds == {}
-    assert leases._owned == {}
+    assert leases.taking.holds == {}
+    assert leases.taking.owned == {}
 
 
 def test_what_is_dropped_is_forgotten(leases, recwarn):
@@ -71,7 +71,7 @@ def test_what_is_dropped_is_forgotten(leases, recwarn):
     del context
     gc.collect()
 
-    eventually(lambda: leases._holds == {}, within=10)
+    eventually(lambda: leases.taking.holds == {}, within=10)
 
 
 def test_a_hold_whose_end_was_interrupted_is_renewed_no_more(dsn, rival, monkeypatch):

@@ -322,7 +322,7 @@ def test_a_grant_that_comes_after_the_cancellation_is_given_back(backend, where)
     with PGLease(backend) as leases:
 
         async def main() -> None:
-            await cancelled_at(asyncio.create_task(leases.atake(wanted())), backend.asked.is_set)
+            await cancelled_at(asyncio.create_task(leases.taking.atake(wanted())), backend.asked.is_set)
 
         asyncio.run(main())
         getattr(backend, where).set()
@@ -336,7 +336,7 @@ def test_a_grant_whose_reply_was_lost_before_the_cancelled_pause_is_given_back(b
     with PGLease(backend) as leases:
 
         async def main() -> None:
-            asking = asyncio.create_task(leases.atake(wanted(wait=60)))
+            asking = asyncio.create_task(leases.taking.atake(wanted(wait=60)))
             await cancelled_at(asking, lambda: backend.lose_replies == 0)
 
         backend.after.set()
@@ -355,7 +355,7 @@ def test_a_cancelled_wait_for_somebody_elses_lease_gives_nothing_back(backend):
         backend.after.clear()
 
         async def main() -> None:
-            await cancelled_at(asyncio.create_task(leases.atake(wanted(wait=60))), backend.asked.is_set)
+            await cancelled_at(asyncio.create_task(leases.taking.atake(wanted(wait=60))), backend.asked.is_set)
 
         asyncio.run(main())
         backend.after.set()
@@ -369,7 +369,7 @@ def test_a_cancellation_in_the_very_moment_of_the_grant_leaves_nothing(backend, 
     with PGLease(backend) as leases:
 
         async def once(turns: int) -> None:
-            asking = asyncio.create_task(leases.atake(wanted()))
+            asking = asyncio.create_task(leases.taking.atake(wanted()))
             backend.asked.clear()
             for _ in range(turns):
                 await asyncio.sleep(0)

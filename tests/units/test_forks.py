@@ -141,7 +141,7 @@ def test_a_child_forked_while_every_lock_is_taken_is_not_stuck():
     with (
         leases,
         leases.acquire("job") as lease,
-        leases._lock,
+        leases.taking._lock,
         manager._lock,
         manager.give_back._changed,
         lease._hold._lock,

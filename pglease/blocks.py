@@ -1,0 +1,51 @@
+"""The block that a lease is held for."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+from pglease.errors import ConfigurationError
+from pglease.handles import HeldLease, NotAcquired
+from pglease.options import HoldOptions
+from pglease.taking import not_acquired
+
+if TYPE_CHECKING:
+    from pglease.client import PGLease
+
+LeaseT_co = TypeVar("LeaseT_co", bound="HeldLease | NotAcquired", covariant=True)
+
+
+class LeaseContext(Generic[LeaseT_co]):
+    """The block that a lease is held for. Made by `PGLease.acquire`; may be entered again once it was left."""
+
+    def __init__(self, client: PGLease, wanted: HoldOptions, *, raise_on_failure: bool) -> None:
+        self._client = client
+        self._wanted = wanted
+        self._raise = raise_on_failure
+        self._lease: HeldLease | None = None
+        self._entered = False
+
+    def __enter__(self) -> LeaseT_co:
+        if self._entered:
+            raise ConfigurationError(f"this acquire({self._wanted.name!r}) is in use: a second block needs its own")
+        self._entered = True  # already while waiting, or whoever gives up first would release the other's lease
+        try:
+            taken = self._client.taking.take(self._wanted)
+        except BaseException:
+            self._entered = False
+            raise
+        if isinstance(taken, HeldLease):
+            taken._hold.in_block = True
+            self._lease = taken
+        elif self._raise:
+            self._entered = False
+            raise not_acquired(taken, self._wanted)
+        return cast("LeaseT_co", taken)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lease, self._lease, self._entered = self._lease, None, False
+        if lease is not None:
+            self._client.taking.leave(lease._hold, error)

@@ -1,0 +1,354 @@
+"""Takes leases and leaves them: what `acquire`, `try_acquire`, `wait_for_lease` and the decorator are made of.
+
+A `Taking` is one client's: it keeps the book of what that client holds. It does not know the client, so that a client
+nobody remembers can be noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from pglease import clock, drive, identity, options, steps
+from pglease.backends.base import Backend
+from pglease.errors import (
+    AcquireTimeout,
+    AcquisitionError,
+    BackendClosed,
+    BackendError,
+    BackendUnavailable,
+    ConfigurationError,
+    ReentrantError,
+)
+from pglease.events import Event, Observer
+from pglease.handles import HeldLease, Hold, NotAcquired
+from pglease.heartbeat import HASTY_RELEASE_BOX, RELEASE_BOX, HeartbeatManager
+from pglease.options import HoldOptions
+from pglease.records import Loss, Refused, Released, Request
+from pglease.term import Term
+
+log = logging.getLogger("pglease")
+
+SHORT_TTL = 1.0
+"""Seconds below which a lease leaves little room for anything to go wrong."""
+POLL = 1.0
+"""The longest pause of `acquire(wait=…)` between two looks, in seconds."""
+
+
+class Taking:
+    """One client's taking and leaving, and the book of its holds.
+
+    Args:
+        backend: who is asked.
+        owner_id: the label for people; None makes one, and a new one in a forked child.
+        box: seconds that one conversation with the store may take.
+        heartbeat_interval, margin, on_lease_lost, observers: what `HeartbeatManager` is told.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        owner_id: str | None,
+        box: float,
+        heartbeat_interval: float | None,
+        margin: float | None,
+        on_lease_lost: Callable[[str], object] | None,
+        observers: Iterable[Observer],
+    ) -> None:
+        self.backend = backend
+        self.box = box
+        self._owner = owner_id
+        self._warned_of_short_ttl = False
+        self.manager = HeartbeatManager(
+            backend,
+            heartbeat_interval=heartbeat_interval,
+            margin=margin,
+            on_lease_lost=on_lease_lost,
+            on_over=_dropper(weakref.ref(self)),
+            observers=observers,
+        )
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self._lock = threading.RLock()
+        self.closed = threading.Event()
+        self.holds: dict[str, Hold] = {}
+        self.owned: dict[str, HeldLease] = {}
+        self._default_owner: str | None = None
+
+    @property
+    def owner_id(self) -> str:
+        """The label for people; the default one is made anew in a forked child."""
+        if self._owner is not None:
+            return self._owner
+        if self._default_owner is None:
+            self._default_owner = identity.default_owner()
+        return self._default_owner
+
+    # -- taking --------------------------------------------------------------------------------------------------------
+
+    def take(
+        self, wanted: HoldOptions, *, poll: float = POLL, cancel: threading.Event | None = None
+    ) -> HeldLease | NotAcquired:
+        """Take a lease by checked options; the caller owns the handle."""
+        request, margin = self._request(wanted)
+        asked = [request]
+        try:
+            found = drive.run(self._conversation(asked, wanted, margin, poll), self.backend, self._pause(cancel))
+            return self._taken(found, asked[-1], wanted, margin)
+        except BackendUnavailable as error:
+            return self._refused_before(asked[-1], error)
+        except (BackendError, ConfigurationError):
+            raise
+        except BaseException as error:  # interrupted: nobody knows whether it was granted
+            request = asked[-1]
+            hold = self.holds.get(request.name)
+            if hold is not None and hold.lease_id == request.lease_id:
+                hold.end()  # it was, and we were on our way to tell
+                self.drop(hold)
+            self.manager.give_back.add(request.name, request.lease_id)
+            if isinstance(error, _Cancelled):
+                return NotAcquired(request.name, None, 0.0)
+            raise
+
+    async def atake(self, wanted: HoldOptions, *, poll: float = POLL) -> HeldLease | NotAcquired:
+        """Take a lease by checked options without blocking the event loop; a cancelled task leaves nothing behind."""
+        request, margin = self._request(wanted)
+        asked = [request]
+        give_back = self.manager.give_back
+
+        def give_back_unless_nothing_is_left(call: Any) -> None:
+            if not _left_nothing(call):
+                give_back.add(request.name, asked[-1].lease_id)
+
+        def return_late_grant(call: Any) -> None:
+            call.add_done_callback(give_back_unless_nothing_is_left)
+
+        try:
+            found = await drive.arun(self._conversation(asked, wanted, margin, poll), self.backend, return_late_grant)
+        except BackendUnavailable as error:
+            return self._refused_before(asked[-1], error)
+        return self._taken(found, asked[-1], wanted, margin)
+
+    def _request(self, wanted: HoldOptions) -> tuple[Request, float]:
+        self.refuse_if_closed()
+        if wanted.wait:
+            self._refuse_to_wait_for_oneself(wanted.name)
+        if wanted.ttl < SHORT_TTL:
+            self._warn_of_short_ttl(wanted)
+        request = Request(wanted.name, self.owner_id, identity.new_lease_id(), wanted.ttl, wanted.metadata)
+        return request, self.manager.margin_for(wanted.ttl)
+
+    def _warn_of_short_ttl(self, wanted: HoldOptions) -> None:
+        if not self._warned_of_short_ttl:
+            self._warned_of_short_ttl = True
+            log.warning(
+                "the ttl of %r is %g s: a pause or a restart of the store of about half of that loses the lease",
+                wanted.name,
+                wanted.ttl,
+                extra={"lease_name": wanted.name},
+            )
+
+    def _conversation(self, asked: list[Request], wanted: HoldOptions, margin: float, poll: float) -> Any:
+        """Return the steps; `asked` ends with what was asked last."""
+
+        def anew(request: Request) -> Request:
+            asked.append(replace(request, lease_id=identity.new_lease_id()))
+            return asked[-1]
+
+        now = clock.now()
+        until = None if not wanted.wait else now + wanted.wait
+        patience = steps.Patience(until, poll, self.box)
+        return steps.acquire(asked[0], margin=margin, patience=patience, now=now, spread=random.random, anew=anew)
+
+    def _taken(
+        self, found: Term | Refused, request: Request, wanted: HoldOptions, margin: float
+    ) -> HeldLease | NotAcquired:
+        manager = self.manager
+        if isinstance(found, Refused):
+            facts = {"lease_name": request.name, "lease_outcome": "busy"}
+            log.debug("the lease %r is held by %r", request.name, found.held_by, extra=facts)
+            if manager.notices:
+                manager.notices.tell(Event("busy", request.name, found.held_by))
+            return NotAcquired(request.name, found.lease, found.retry_after)
+        hold = Hold(manager, found, request.lease_id, wanted, margin=margin, caller=identity.current_caller())
+        lease = HeldLease(hold)
+        with self._lock:
+            earlier, self.holds[hold.name] = self.holds.get(hold.name), hold
+            closed = self.closed.is_set()
+        if earlier is not None and earlier.current_loss() is None:
+            earlier.lose(Loss("taken", lease=found.lease))  # by ourselves, after somebody had ended it in the store
+        try:
+            manager.begin(hold)
+        except RuntimeError as error:  # no more threads, or the interpreter is going down: it could not be renewed
+            manager.release(hold)
+            raise BackendUnavailable(f"{hold.name!r} was given back, for nothing could renew it: {error}") from None
+        if manager.notices:
+            manager.notices.tell(
+                Event("acquired", hold.name, request.owner_id, lease.fencing_token, seconds=clock.now() - found.sent_at)
+            )
+        if closed:  # between our asking and the answer
+            with contextlib.suppress(BackendError):  # unconfirmed, it lapses by itself
+                manager.release(hold)
+            raise BackendClosed("the client is closed")
+        return lease
+
+    def _refused_before(self, request: Request, error: BackendUnavailable) -> NotAcquired:
+        """Let go of a grant that may exist; a wait that was refused before its last look failed has simply run out."""
+        self._give_back_if_unknown(request, error)
+        if error.refused is None:
+            raise error
+        return NotAcquired(request.name, error.refused.lease, error.refused.retry_after)
+
+    def _give_back_if_unknown(self, request: Request, error: BackendUnavailable) -> None:
+        if error.outcome_unknown:
+            self.manager.give_back.add(request.name, request.lease_id)
+
+    def own(self, taken: HeldLease | NotAcquired) -> HeldLease | None:
+        """Let the client own what was taken; None when nothing was."""
+        if isinstance(taken, NotAcquired):
+            return None
+        with self._lock:
+            self.owned[taken.name] = taken
+            taken._hold.client_owned = True  # last: interrupted before, it is nobody's and given back
+        return taken
+
+    def _pause(self, cancel: threading.Event | None) -> Callable[[float], None]:
+        """Return how a waiting call sleeps: until its time, a cancellation or the client's end."""
+        if cancel is None:
+            return self._nap
+
+        def nap(seconds: float) -> None:
+            until = time.monotonic() + seconds
+            while True:
+                if cancel.wait(max(0.0, min(until - time.monotonic(), 0.5))):
+                    raise _Cancelled
+                self.refuse_if_closed()
+                if time.monotonic() >= until:
+                    return
+
+        return nap
+
+    def _nap(self, seconds: float) -> None:
+        if self.closed.wait(seconds):
+            self.refuse_if_closed()
+
+    def refuse_if_closed(self) -> None:
+        """Raise `BackendClosed` once the client is closed."""
+        if self.closed.is_set():
+            raise BackendClosed("the client is closed")
+
+    def _refuse_to_wait_for_oneself(self, name: str) -> None:
+        hold = self.holds.get(name)
+        if hold is not None and hold.held() and hold.caller == identity.current_caller():
+            raise ReentrantError(
+                f"this thread already holds {name!r} through this client; waiting for it would never end", name=name
+            )
+
+    def leave(self, hold: Hold, body_error: BaseException | None) -> None:
+        """End the hold of a block; say loudly what went wrong, but never instead of the block's own error."""
+        hold.in_block = False
+        trouble: BackendError | ConfigurationError | None = None
+        try:
+            self.manager.settle(hold, RELEASE_BOX if body_error is None else HASTY_RELEASE_BOX)
+        except BackendError as error:
+            trouble = error
+        except ConfigurationError as error:  # the lent connection was of no use; the background tries another
+            if body_error is None:
+                raise
+            trouble = error
+        self.drop(hold)
+        loss = hold.loss
+        if loss is not None and hold.wanted.on_lost == "raise":
+            if body_error is None:
+                raise hold.lost_error(loss)
+            body_error.add_note(f"pglease: {hold.lost_error(loss)}")
+        elif trouble is not None:
+            _tell_unconfirmed(hold, trouble, body_error)
+
+    # -- the book ------------------------------------------------------------------------------------------------------
+
+    def hold_of(self, name: str) -> Hold | None:
+        """Return what this client has or had last by that name, if it was not given back."""
+        self.refuse_if_closed()
+        return self.holds.get(options.text(name, "name"))
+
+    def names(self) -> list[str]:
+        """Return the names in the book, in order."""
+        self.refuse_if_closed()
+        with self._lock:
+            return sorted(self.holds)
+
+    def drop(self, hold: Hold) -> None:
+        """Forget a hold that is over, unless another has taken its place."""
+        with self._lock:
+            if self.holds.get(hold.name) is hold:
+                del self.holds[hold.name]
+            owned = self.owned.get(hold.name)
+            if owned is not None and owned._hold is hold:
+                del self.owned[hold.name]
+
+    def close_book(self) -> list[Hold] | None:
+        """Take no more; return what is held, None if this was done before. A grant that comes later is given back."""
+        with self._lock:
+            if self.closed.is_set():
+                return None
+            self.closed.set()
+            return list(self.holds.values())
+
+    def forget(self) -> None:
+        """In a forked child: start with nothing; the parent's holds are the parent's."""
+        was_closed = self.closed.is_set()
+        self._fresh()
+        if was_closed:
+            self.closed.set()
+        self.manager.forget()
+
+
+def _left_nothing(call: Any) -> bool:
+    """Tell whether a call whose task was cancelled surely left no lease behind."""
+    return call.cancelled() or (call.exception() is None and isinstance(call.result().value, Refused | Released))
+
+
+class _Cancelled(Exception):
+    """The caller's event was set while it waited."""
+
+
+def _dropper(taking: weakref.ref[Taking]) -> Callable[[Hold], None]:
+    """Return what makes the book forget a lost hold, without keeping it alive."""
+
+    def drop(hold: Hold) -> None:
+        if (this := taking()) is not None:
+            this.drop(hold)
+
+    return drop
+
+
+def not_acquired(refused: NotAcquired, wanted: HoldOptions, *, cancelled: bool = False) -> AcquisitionError:
+    """Return the error for a refusal: who has it, and until when."""
+    holder = f"held by {refused.held_by!r}" if refused.held_by else "held by somebody else"
+    until = ""
+    if refused.lease is not None and refused.retry_after:
+        until = f" until {refused.lease.expires_at:%Y-%m-%d %H:%M:%S} UTC ({refused.retry_after:.1f} s left)"
+    facts: dict[str, Any] = {"name": refused.name, "held_by": refused.held_by, "retry_after": refused.retry_after}
+    if not wanted.wait:
+        return AcquisitionError(f"the lease {refused.name!r} is {holder}{until}", **facts)
+    how = "the wait was cancelled" if cancelled else f"{timedelta(seconds=wanted.wait)} were not enough"
+    return AcquireTimeout(f"the lease {refused.name!r} is still {holder}{until}: {how}", **facts)
+
+
+def _tell_unconfirmed(hold: Hold, trouble: Exception, body_error: BaseException | None) -> None:
+    after = "it lapses by itself" if isinstance(trouble, BackendClosed) else "it goes on in the background"
+    text = f"the release of {hold.name!r} could not be confirmed, {after}: {trouble}"
+    log.warning("%s", text, extra={"lease_name": hold.name})
+    if body_error is not None:
+        body_error.add_note(f"pglease: {text}")
