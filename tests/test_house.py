@@ -45,7 +45,7 @@ GUESTS = {
     "psycopg_pool": ("backends.postgres",),
     "psycopg2": ("backends.postgres",),
     "sqlalchemy": ("backends.postgres", "contrib"),
-    "tenacity": ("backends.postgres",),
+    "tenacity": ("backends.postgres", "backends.redis"),
     "redis": ("backends.redis", "testing"),
     "lightkube": ("backends.kubernetes",),
     "httpx": ("backends.kubernetes",),
@@ -155,7 +155,7 @@ def stays_in_the_family(found: Import) -> bool:
     mine, target = family(found.module), ours(found)
     if mine is None or target is None or family(target) is None:
         return True
-    if family(target) in {mine, "base", "checks", "migrations"}:
+    if family(target) in {mine, "base", "checks", "cutoff", "migrations"}:
         return True
     return (mine, family(target)) in {("hybrid", "postgres"), ("render", "postgres")}
 

@@ -16,7 +16,8 @@ from typing import Any
 import psycopg
 from psycopg import generators, pq
 
-from pglease.backends.postgres_connections import OURS_ALONE, PROBE, Cutoff, Report
+from pglease.backends.cutoff import Cutoff
+from pglease.backends.postgres_connections import OURS_ALONE, PROBE, Report
 from pglease.backends.postgres_errors import translated
 from pglease.backends.postgres_link import Link, Row
 from pglease.errors import BackendError, BackendUnavailable

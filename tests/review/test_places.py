@@ -11,8 +11,9 @@ import pytest
 
 from pglease import BackendUnavailable, PGLease, clock, watchdog
 from pglease.backends.base import Budget
+from pglease.backends.cutoff import Cutoff
 from pglease.backends.postgres import PostgresBackend
-from pglease.backends.postgres_connections import Cutoff, OwnConnections
+from pglease.backends.postgres_connections import OwnConnections
 
 
 def once(monkeypatch, owner, name):
