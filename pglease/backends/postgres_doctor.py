@@ -269,7 +269,7 @@ def _about_tables(seen: Look) -> Iterator[Check]:
         return
     yield from (_as_check("indexes", each) for each in indexes)
     if not indexes:
-        yield Check("indexes", "ok", f"none on {' or '.join(sorted(CHANGING))}")
+        yield Check("indexes", "ok", f"none on {', '.join(sorted(CHANGING))}")
     yield from _rights(seen)
 
 

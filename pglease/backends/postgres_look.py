@@ -14,8 +14,8 @@ from typing import Any
 from pglease.backends.postgres_link import Link
 from pglease.schema import PROTOCOL, VERSION, TableNames
 
-CHANGING = frozenset({"expires_at", "heartbeat_at"})
-"""Columns that every heartbeat writes. With an index on one of them no heartbeat is a HOT update."""
+CHANGING = frozenset({"expires_at", "heartbeat_at", "waited_until", "queued_until"})
+"""Columns that heartbeats and waiters write. With an index on one of them no such update is HOT."""
 
 PUBLISHED = {
     "task_name": "text",
@@ -25,9 +25,18 @@ PUBLISHED = {
     "heartbeat_at": "timestamp with time zone",
 }
 """The columns of 0.0.x, which we keep. It had `character varying(255)` for the texts."""
-ADDED = {"lease_id": "uuid", "fencing_token": "bigint", "transitions": "bigint", "metadata": "jsonb"}
-_NULLABLE = frozenset({"lease_id", "metadata"})
-_ADD = {"lease_id": "uuid", "transitions": "bigint NOT NULL DEFAULT 0", "metadata": "jsonb"}
+ADDED = {
+    "lease_id": "uuid",
+    "fencing_token": "bigint",
+    "transitions": "bigint",
+    "metadata": "jsonb",
+    "waited_until": "timestamp with time zone",
+    "queued_until": "timestamp with time zone",
+    "slot": "timestamp with time zone",
+    "session_pid": "integer",
+    "session_started": "timestamp with time zone",
+}
+_NULLABLE = ADDED.keys() - {"fencing_token", "transitions"}
 
 STORAGE = {
     "fillfactor": "50",
@@ -230,7 +239,8 @@ def _odd_columns(seen: Look) -> Iterator[Finding]:
     for name, kind in {**PUBLISHED, **ADDED}.items():
         column = columns.get(name)
         if column is None:
-            yield Finding(f"the column {name} is missing", f"{alter} ADD COLUMN {name} {_ADD[name]}", True, True)
+            default = "" if name in _NULLABLE else " NOT NULL DEFAULT 0"
+            yield Finding(f"the column {name} is missing", f"{alter} ADD COLUMN {name} {kind}{default}", True, True)
         elif column["type"] != kind or (name == "task_name" and column["collation"] != "C"):
             wanted = f'{kind} COLLATE "C"' if name == "task_name" else kind
             found = f"{column['type']}{_of_collation(column)}"
@@ -304,6 +314,6 @@ def _odd_indexes(seen: Look) -> Iterator[Finding]:
     for index in seen.table["indexes"] or ():
         if changing := sorted(CHANGING & set(index["touches"] or ())):
             where = f"the index {index['name']} on {', '.join(changing)}"
-            text = f"{where} makes every heartbeat rewrite all indexes (no HOT updates)"
+            text = f"{where} makes every write to it rewrite all indexes (no HOT updates)"
             drop = f'DROP INDEX CONCURRENTLY "{seen.names.schema}"."{index["name"]}"'
             yield Finding(text, drop, about_index=True)

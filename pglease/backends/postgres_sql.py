@@ -54,7 +54,8 @@ WITH seen AS MATERIALIZED (
   UPDATE {leases} l
   SET owner_id = %(owner)s::text, lease_id = %(lease_id)s::uuid, fencing_token = j.fencing_token + 1,
       transitions = j.transitions + 1, metadata = %(metadata)s::jsonb,
-      acquired_at = j.seen_at, heartbeat_at = j.seen_at, expires_at = j.seen_at + {ttl}
+      acquired_at = j.seen_at, heartbeat_at = j.seen_at, expires_at = j.seen_at + {ttl},
+      session_pid = NULL, session_started = NULL
   FROM judged j
   WHERE l.task_name = j.task_name AND j.expires_at <= j.seen_at
   RETURNING l.*, j.seen_at

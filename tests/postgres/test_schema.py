@@ -15,6 +15,7 @@ from psycopg import sql
 
 from pglease.backends import postgres_schema as schema
 from pglease.backends.postgres_link import Link
+from pglease.backends.postgres_look import CHANGING
 from pglease.errors import BackendMisconfigured
 from pglease.schema import PROTOCOL, VERSION, table_names
 
@@ -507,6 +508,8 @@ def test_an_older_layout_is_upgraded_by_apply_alone(dsn: str) -> None:
             "the key (task_name, fencing_token) is missing",
         ),
         ("ALTER TABLE pglease_leases DROP COLUMN metadata", "the column metadata is missing"),
+        ("ALTER TABLE pglease_leases DROP COLUMN waited_until", "the column waited_until is missing"),
+        ("ALTER TABLE pglease_leases DROP COLUMN session_pid", "the column session_pid is missing"),
         ("ALTER TABLE pglease_leases RESET (fillfactor)", "the table lacks fillfactor = 50"),
         ("ALTER TABLE pglease_leases ALTER task_name TYPE varchar(9)", "task_name is character varying(9)"),
         (
@@ -622,3 +625,19 @@ def test_apply_needs_the_owner_and_says_so(admin_dsn: str) -> None:
 
             with pytest.raises(BackendMisconfigured, match="must be owner of table pglease_leases"):
                 schema.apply(link, NAMES)
+
+
+def test_what_heartbeats_waiters_and_sessions_write_is_in_no_index(dsn: str) -> None:
+    changing = [*sorted(CHANGING), "session_started"]
+    with linked(dsn) as link:
+        schema.ensure(link, NAMES, create=True)
+        link.script("INSERT INTO pglease_leases VALUES ('job', 'o', now(), now(), now(), NULL, 7)")
+
+        with link.transaction():
+            for column in changing:
+                link.script(f"UPDATE pglease_leases SET {column} = pg_catalog.clock_timestamp()")
+            hot = link.rows(
+                "SELECT n_tup_hot_upd FROM pg_catalog.pg_stat_xact_all_tables WHERE relname = 'pglease_leases'"
+            )
+
+        assert hot == [(len(changing),)]

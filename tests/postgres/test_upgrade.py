@@ -82,6 +82,7 @@ def test_a_table_with_nobody_in_it_is_upgraded_by_the_first_use(dsn: str) -> Non
         assert names.schema == "public"
         assert rows(link, *KEPT) == before
         assert rows(link, "lease_id", "fencing_token", "transitions", "metadata") == [(None, 1, 0, None)] * 2
+        assert rows(link, "waited_until", "queued_until", "slot", "session_pid", "session_started") == [(None,) * 5] * 2
         assert mark(link) == (VERSION, PROTOCOL, 0)
         assert schema.ensure(link, NAMES, create=False) == names
 

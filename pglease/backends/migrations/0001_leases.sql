@@ -21,19 +21,24 @@ BEGIN
     IF pg_catalog.to_regclass('{leases}') IS NULL THEN
         is_new := true;
         -- The second key makes a takeover a change of a key and a heartbeat not one: so a guard's FOR KEY SHARE lets
-        -- heartbeats through and keeps takeovers out. No index on expires_at or heartbeat_at, and room on each page:
-        -- heartbeats stay HOT. Vacuum often, since the table is small and busy, and never truncate it, since that stops
-        -- every renewal meanwhile.
+        -- heartbeats through and keeps takeovers out. No index on what changes during a hold, and room on each page:
+        -- heartbeats and marks stay HOT. Vacuum often, since the table is small and busy, and never truncate it, since
+        -- that stops every renewal meanwhile.
         CREATE TABLE {leases} (
-            task_name     text COLLATE "C" NOT NULL PRIMARY KEY,
-            owner_id      text NOT NULL,
-            acquired_at   timestamptz NOT NULL,
-            expires_at    timestamptz NOT NULL,
-            heartbeat_at  timestamptz NOT NULL,
-            lease_id      uuid,
-            fencing_token bigint NOT NULL,
-            transitions   bigint NOT NULL DEFAULT 0,
-            metadata      jsonb,
+            task_name       text COLLATE "C" NOT NULL PRIMARY KEY,
+            owner_id        text NOT NULL,
+            acquired_at     timestamptz NOT NULL,
+            expires_at      timestamptz NOT NULL,
+            heartbeat_at    timestamptz NOT NULL,
+            lease_id        uuid,
+            fencing_token   bigint NOT NULL,
+            transitions     bigint NOT NULL DEFAULT 0,
+            metadata        jsonb,
+            waited_until    timestamptz,  -- somebody waits for this name, or watches it, until then
+            queued_until    timestamptz,  -- somebody stands in its queue until then
+            slot            timestamptz,  -- the period of the last hold that was taken once per period
+            session_pid     integer,      -- the holder's session, when its death is to free the name
+            session_started timestamptz,
             CONSTRAINT "{token_key}" UNIQUE (task_name, fencing_token)
         ) WITH ({storage});
         COMMENT ON TABLE {leases} IS 'pglease: one row a lease; lease_id is null when nobody holds it';
@@ -109,6 +114,11 @@ BEGIN
             ADD COLUMN fencing_token bigint,
             ADD COLUMN IF NOT EXISTS transitions bigint NOT NULL DEFAULT 0,
             ADD COLUMN IF NOT EXISTS metadata jsonb,
+            ADD COLUMN IF NOT EXISTS waited_until timestamptz,
+            ADD COLUMN IF NOT EXISTS queued_until timestamptz,
+            ADD COLUMN IF NOT EXISTS slot timestamptz,
+            ADD COLUMN IF NOT EXISTS session_pid integer,
+            ADD COLUMN IF NOT EXISTS session_started timestamptz,
             SET ({storage});
         -- Each row is the trace of one hold, so its token is the first. A hold that still runs keeps its end, under an
         -- id that nobody has, so that it is respected until then; one that is over is free.
