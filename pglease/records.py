@@ -88,7 +88,8 @@ class Request:
     """One acquisition: the question a backend is asked.
 
     `lease_id` (32 hex digits) is chosen before the first byte is sent, so that a retry recognises its own grant (C13)
-    and a grant whose reply was lost can be given back.
+    and a grant whose reply was lost can be given back. `ticket_id` is that of the asker's `Ticket`, if it has one: a
+    live ticket at the head of the queue reserves a free name (C17).
     """
 
     name: str
@@ -96,6 +97,7 @@ class Request:
     lease_id: str
     ttl: float
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    ticket_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +118,17 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Somebody else has it; nothing was written.
+    """Somebody else has it, or waits for it before us; nothing was written.
 
     Attributes:
-        lease: the holder's record, or None when the store could not say.
+        lease: the holder's record, or None when the store could not say or the name is only reserved.
         retry_after: seconds after which asking again may help.
+        reserved_for: the label of whoever stands at the head of the queue for a name that nobody holds.
     """
 
     lease: Lease | None
     retry_after: float
+    reserved_for: str | None = None
 
     @property
     def held_by(self) -> str | None:
@@ -155,6 +159,56 @@ class Unknown:
 
 
 RenewalOutcome: TypeAlias = Held | Gone | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A hint that the record of a marked name has changed: late, doubled or lost at times, so nothing rests on it.
+
+    Attributes:
+        name: which.
+        what: "released": the hold was ended, or its end moved closer, or a reservation was given up · "granted":
+            somebody got it.
+        left: seconds until the name is free if nothing else happens, by the store when it said so; None when it did
+            not.
+    """
+
+    name: str
+    what: Literal["released", "granted"]
+    left: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A place in the queue for a name: whoever comes first is served first.
+
+    It has a short lease of its own and counts as long as it is renewed, so a waiter that died delays the next by no
+    more than that.
+
+    Attributes:
+        name: the lease that is waited for.
+        ticket_id: 32 hex digits, chosen by the waiter.
+        owner_id: its label for people.
+        ttl: seconds until the place is lost unless it is renewed.
+    """
+
+    name: str
+    ticket_id: str
+    owner_id: str
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a ticket stands.
+
+    Attributes:
+        number: larger than that of every live ticket that came earlier; unchanged by renewals.
+        ahead: how many live tickets come before it; 0 is the head.
+    """
+
+    number: int
+    ahead: int
 
 
 @dataclass(frozen=True, slots=True)

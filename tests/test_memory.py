@@ -128,6 +128,19 @@ def test_traits_promise_no_more_than_threads_of_one_process() -> None:
     assert (traits.shared_by, traits.durable, traits.clock) == ("threads", False, "process")
 
 
+def test_nothing_is_announced_for_a_name_that_is_not_marked_or_no_longer() -> None:
+    now = FakeClock()
+    alice = Worker(MemoryBackend(clock=now), "alice")
+    ear, hold = alice.listens(), alice.hold("job")
+    alice.hold("other").released()
+    assert alice.mark("job", 10)
+
+    now.advance(10.1)
+    hold.released()
+
+    assert list(ear.subscription.next(0)) == []
+
+
 def test_it_is_a_backend() -> None:
     assert isinstance(MemoryBackend(), Backend)
 

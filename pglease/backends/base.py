@@ -21,18 +21,38 @@ C13  Ambiguity is resolved: a retry with the same `lease_id` recognises its own 
      at most a hold that lapses by itself.
 C14  Every verb is time-boxed: connect, pool wait, statement, lock wait and socket together end within the budget.
 C15  `close` is idempotent, frees what it opened, ends no hold.
+C16  Waking, where the trait `wakes_waiters` is true. While a name is marked, open subscriptions hear of each release
+     (also one into `min_hold`, also a forced one) and of each grant; a mark outlives holds and ends by itself. What is
+     heard is a hint: it may come late, twice, merged with a later one, or be lost with the link, and never comes
+     because of a renewal. Whoever listens first, marks then and looks afterwards misses nothing on a link that holds.
+C17  Order, where the trait `fair` is true. Tickets are numbered in the order of their arrival and count while they are
+     renewed. A live ticket at the head of the queue reserves a free name: every other try is refused and learns when
+     to ask again. The grant takes its ticket away in the same step. A cleanup leaves a name with live tickets alone.
 
 A backend is synchronous and never hears of asyncio. A verb that a store cannot keep is a trait; asking for it there is
-a `ConfigurationError` that names it. Nothing above this floor branches on the kind of store.
+a `ConfigurationError` that names it (`WakesNobody`, `KeepsNoQueue`). Nothing above this floor branches on the kind of
+store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NoReturn, Protocol, runtime_checkable
 
-from pglease.records import Granted, Lease, Refused, ReleaseOutcome, Renewal, RenewalOutcome, Request
+from pglease.errors import ConfigurationError
+from pglease.records import (
+    Change,
+    Granted,
+    Lease,
+    Place,
+    Refused,
+    ReleaseOutcome,
+    Renewal,
+    RenewalOutcome,
+    Request,
+    Ticket,
+)
 
 
 class Budget:
@@ -152,3 +172,93 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free what this backend opened. Idempotent; ends no hold. C15."""
+
+
+class Subscription(Protocol):
+    """What one client hears of the store's marked names. One thread listens; any thread may close."""
+
+    def next(self, seconds: float) -> Sequence[Change]:
+        """Return what came since the last call, in its order, waiting for something for at most `seconds`.
+
+        Empty when nothing came. Hints about names that this client never marked may be among them.
+
+        Raises:
+            BackendUnavailable: the link broke: what was missed is unknown, and this subscription is over.
+            BackendClosed: it was closed, by `close` or with its backend.
+        """
+
+    def close(self) -> None:
+        """End it, from any thread: a `next` that waits is woken. Idempotent."""
+
+
+class WakingBackend(Backend, Protocol):
+    """What a store with the trait `wakes_waiters` adds."""
+
+    def listen(self, budget: Budget) -> Subscription | None:
+        """Begin to hear of marked names; what is announced after the return is heard. C16.
+
+        None: nothing can be heard from here, though the store could wake others (a transaction pooler in between, lent
+        connections, switched off). Callers then look on their own and need not ask again.
+
+        Raises:
+            BackendUnavailable: worth another try.
+        """
+
+    def mark(self, name: str, seconds: float, budget: Budget) -> bool:
+        """Note that somebody waits for `name`, or watches it, for the next `seconds`. C16.
+
+        Writes only if the present mark ends within half of that, so that many waiters cost one write. A longer mark is
+        never shortened.
+
+        Returns:
+            False when the store has no record of the name or could not mark it just now: look again.
+        """
+
+
+class FairBackend(Backend, Protocol):
+    """What a store with the trait `fair` adds."""
+
+    def queue(self, ticket: Ticket, budget: Budget) -> Place | None:
+        """Take a place in the queue for a name, or renew it: until the store's now + `ticket.ttl`. C17.
+
+        A ticket that has run out is numbered anew, behind everybody.
+
+        Returns:
+            the place; None when the store has no record of the name, so that there is nothing to wait for.
+        """
+
+    def leave_queue(self, name: str, ticket_id: str, budget: Budget) -> bool:
+        """Give a place up; False when there was none. Heard as "released" where the name is marked."""
+
+
+class WakesNobody:
+    """For a store without the trait `wakes_waiters`."""
+
+    traits: Traits
+
+    def listen(self, budget: Budget) -> NoReturn:  # noqa: ARG002
+        """Say that this store cannot."""
+        raise lacks(self.traits, "wakes_waiters", "listen")
+
+    def mark(self, name: str, seconds: float, budget: Budget) -> NoReturn:  # noqa: ARG002
+        """Say that this store cannot."""
+        raise lacks(self.traits, "wakes_waiters", "mark")
+
+
+class KeepsNoQueue:
+    """For a store without the trait `fair`."""
+
+    traits: Traits
+
+    def queue(self, ticket: Ticket, budget: Budget) -> NoReturn:  # noqa: ARG002
+        """Say that this store cannot."""
+        raise lacks(self.traits, "fair", "queue")
+
+    def leave_queue(self, name: str, ticket_id: str, budget: Budget) -> NoReturn:  # noqa: ARG002
+        """Say that this store cannot."""
+        raise lacks(self.traits, "fair", "leave_queue")
+
+
+def lacks(traits: Traits, trait: str, asked: str) -> ConfigurationError:
+    """Return the error for asking a store for what it cannot do."""
+    return ConfigurationError(f"{asked} needs a store with the trait {trait!r}, which {traits.kind} lacks")

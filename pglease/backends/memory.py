@@ -9,32 +9,67 @@ from __future__ import annotations
 
 import builtins
 import json
+import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 from pglease import clock as boot_clock
 from pglease import forks
 from pglease.backends.base import Budget, Traits
 from pglease.errors import BackendClosed
 from pglease.records import (
+    Change,
     Gone,
     Granted,
     Held,
     Lease,
     LossReason,
+    Place,
     Refused,
     Released,
     ReleaseOutcome,
     Renewal,
     RenewalOutcome,
     Request,
+    Ticket,
 )
 
 _BOOT = datetime(2000, 1, 1, tzinfo=UTC)
-_TRAITS = Traits(kind="memory", clock="process", shared_by="threads", durable=False)
+_TRAITS = Traits(kind="memory", clock="process", shared_by="threads", durable=False, wakes_waiters=True, fair=True)
+
+
+@dataclass(slots=True)
+class _Place:
+    """A ticket in the queue."""
+
+    ticket_id: str
+    owner_id: str
+    number: int
+    expires_at: datetime
+
+
+@dataclass(slots=True)
+class _Line:
+    """Who waits for a name. It outlives holds."""
+
+    marked_until: datetime = _BOOT
+    places: builtins.list[_Place] = field(default_factory=list)
+    last_number: int = 0
+
+    def live(self, now: datetime) -> builtins.list[_Place]:
+        """Return the places that count, in their order, and drop the others."""
+        self.places = [place for place in self.places if place.expires_at > now]
+        return self.places
+
+    def drop(self, ticket_id: str | None) -> bool:
+        """Take a ticket away; False when it is not there."""
+        before = len(self.places)
+        self.places = [place for place in self.places if place.ticket_id != ticket_id]
+        return len(self.places) < before
 
 
 @dataclass(slots=True)
@@ -49,6 +84,7 @@ class _Row:
     acquired_at: datetime
     heartbeat_at: datetime
     expires_at: datetime
+    line: _Line
 
     def over(self, now: datetime) -> bool:
         return self.expires_at <= now
@@ -78,6 +114,7 @@ class _Store:
     lock: threading.RLock = field(default_factory=threading.RLock)  # a signal handler may call in while a verb runs
     rows: dict[str, _Row] = field(default_factory=dict)
     token_floor: int = 0
+    listeners: builtins.list[_Subscription] = field(default_factory=builtins.list)
 
     def __post_init__(self) -> None:
         forks.forget_in_children(self)
@@ -87,7 +124,47 @@ class _Store:
 
     def forget(self) -> None:
         # The old lock may be held by a thread that does not exist in the child.
-        self.lock, self.rows, self.token_floor = threading.RLock(), {}, 0
+        self.lock, self.rows, self.token_floor, self.listeners = threading.RLock(), {}, 0, []
+
+    def announce(self, name: str, row: _Row, what: Literal["released", "granted"], now: datetime) -> None:
+        """Tell whoever listens, if somebody waits for the name or watches it."""
+        if row.line.marked_until > now:
+            left = max(0.0, (row.expires_at - now).total_seconds())
+            for listener in tuple(self.listeners):
+                listener.put(Change(name, what, left))
+
+
+class _Subscription:
+    """What one client hears; `None` in the queue says that it was closed."""
+
+    def __init__(self, store: _Store) -> None:
+        self._store = store
+        self._heard: queue.SimpleQueue[Change | None] = queue.SimpleQueue()  # reentrant: a signal handler may put
+        with store.lock:
+            store.listeners.append(self)
+
+    def put(self, change: Change) -> None:
+        self._heard.put(change)
+
+    def next(self, seconds: float) -> Sequence[Change]:
+        """See `Subscription.next`."""
+        changes: builtins.list[Change] = []
+        try:
+            change = self._heard.get(timeout=max(0.0, seconds))
+            while change is not None:
+                changes.append(change)
+                change = self._heard.get_nowait()
+        except queue.Empty:
+            return changes
+        self._heard.put(None)  # for whoever asks again
+        raise BackendClosed("this subscription was closed")
+
+    def close(self) -> None:
+        """See `Subscription.close`."""
+        with self._store.lock:
+            if self in self._store.listeners:
+                self._store.listeners.remove(self)
+        self._heard.put(None)
 
 
 class MemoryBackend:
@@ -100,6 +177,7 @@ class MemoryBackend:
 
     def __init__(self, clock: Callable[[], float] = boot_clock.now, *, store: _Store | None = None) -> None:
         self._store = store or _Store(clock)
+        self._subscriptions: builtins.list[_Subscription] = []
         self._closed = False
 
     def another(self) -> MemoryBackend:
@@ -121,7 +199,11 @@ class MemoryBackend:
             if row is not None and not row.over(now):
                 lease = row.record(request.name, now)
                 return Granted(lease) if row.held_by(request.lease_id, now) else Refused(lease, lease.time_remaining())
+            if row is not None and (reserved := _reserved(row, request.ticket_id, now)):
+                return reserved
             row = self._store.rows[request.name] = self._next_hold(row, request, now)
+            row.line.drop(request.ticket_id)
+            self._store.announce(request.name, row, "granted", now)
             return Granted(row.record(request.name, now))
 
     def _next_hold(self, last: _Row | None, request: Request, now: datetime) -> _Row:
@@ -134,6 +216,7 @@ class MemoryBackend:
             acquired_at=now,
             heartbeat_at=now,
             expires_at=now + timedelta(seconds=request.ttl),
+            line=last.line if last else _Line(),
         )
 
     def renew(self, renewals: Sequence[Renewal], budget: Budget) -> builtins.list[RenewalOutcome]:
@@ -157,6 +240,7 @@ class MemoryBackend:
                 outcome = _gone(name, lease_id, row, now)
             else:
                 row.expires_at = max(now, row.acquired_at + timedelta(seconds=min_hold))
+                self._store.announce(name, row, "released", now)
             if row is not None and row.lease_id == lease_id:
                 row.lease_id = None
             return outcome
@@ -168,6 +252,7 @@ class MemoryBackend:
             if row is None or row.over(now) or row.fencing_token != fencing_token:
                 return False
             row.lease_id, row.expires_at = None, now
+            self._store.announce(name, row, "released", now)
             return True
 
     def get(self, name: str, budget: Budget) -> Lease | None:
@@ -189,18 +274,61 @@ class MemoryBackend:
         """Delete the records of holds that ended more than `older_than` seconds ago; new names start above."""
         with self._looking(budget) as now:
             rows, before = self._store.rows, now - timedelta(seconds=older_than)
-            doomed = [name for name, row in rows.items() if row.over(before)]
+            doomed = [name for name, row in rows.items() if row.over(before) and not row.line.live(now)]
             for name in doomed:
                 self._store.token_floor = max(self._store.token_floor, rows.pop(name).fencing_token)
             return len(doomed)
 
+    def listen(self, budget: Budget) -> _Subscription:
+        """Begin to hear of marked names."""
+        with self._looking(budget):
+            subscription = _Subscription(self._store)
+            self._subscriptions = [each for each in self._subscriptions if each in self._store.listeners]
+            self._subscriptions.append(subscription)
+            return subscription
+
+    def mark(self, name: str, seconds: float, budget: Budget) -> bool:
+        """Note that somebody waits for `name` for the next `seconds`."""
+        with self._looking(budget) as now:
+            row = self._store.rows.get(name)
+            if row is not None:
+                row.line.marked_until = max(row.line.marked_until, now + timedelta(seconds=seconds))
+            return row is not None
+
+    def queue(self, ticket: Ticket, budget: Budget) -> Place | None:
+        """Take a place in the queue, or renew it."""
+        with self._looking(budget) as now:
+            row = self._store.rows.get(ticket.name)
+            if row is None:
+                return None
+            places, until = row.line.live(now), now + timedelta(seconds=ticket.ttl)
+            for ahead, place in enumerate(places):
+                if place.ticket_id == ticket.ticket_id:
+                    place.expires_at = until
+                    return Place(place.number, ahead)
+            row.line.last_number += 1
+            places.append(_Place(ticket.ticket_id, ticket.owner_id, row.line.last_number, until))
+            return Place(row.line.last_number, len(places) - 1)
+
+    def leave_queue(self, name: str, ticket_id: str, budget: Budget) -> bool:
+        """Give a place up; False when there was none."""
+        with self._looking(budget) as now:
+            row = self._store.rows.get(name)
+            if row is None or not row.line.drop(ticket_id):
+                return False
+            self._store.announce(name, row, "released", now)
+            return True
+
     def forget(self) -> None:
         """Empty the store, in a forked child: its holds are the parent's."""
+        self._subscriptions = []
         self._store.forget()
 
     def close(self) -> None:
         """End this client; holds go on."""
         self._closed = True
+        while self._subscriptions:
+            self._subscriptions.pop().close()
 
     @contextmanager
     def _looking(self, budget: Budget) -> Iterator[datetime]:
@@ -209,6 +337,14 @@ class MemoryBackend:
             if self._closed:
                 raise BackendClosed("this memory store was closed")
             yield self._store.now()
+
+
+def _reserved(row: _Row, ticket_id: str | None, now: datetime) -> Refused | None:
+    """Refuse whoever is not at the head of the queue for a free name."""
+    places = row.line.live(now)
+    if not places or places[0].ticket_id == ticket_id:
+        return None
+    return Refused(None, (places[0].expires_at - now).total_seconds(), places[0].owner_id)
 
 
 def _gone(name: str, lease_id: str, row: _Row | None, now: datetime) -> Gone:

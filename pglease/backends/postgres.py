@@ -23,7 +23,7 @@ import tenacity
 
 from pglease import clock, forks, options
 from pglease.backends import postgres_schema
-from pglease.backends.base import Budget, Traits
+from pglease.backends.base import Budget, KeepsNoQueue, Traits, WakesNobody
 from pglease.backends.postgres_connections import BorrowedConnections, Connections, OwnConnections
 from pglease.backends.postgres_dsn import Dsn
 from pglease.backends.postgres_errors import INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
@@ -69,7 +69,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _REASONS: dict[str, LossReason] = {"taken": "taken", "deleted": "deleted", "ended": "forced", "expired": "expired"}
 
 
-class PostgresBackend:
+class PostgresBackend(WakesNobody, KeepsNoQueue):
     """Leases in a PostgreSQL table.
 
     Args:

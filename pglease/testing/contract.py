@@ -34,29 +34,12 @@ from pglease.backends.base import Backend
 from pglease.errors import BackendClosed, BackendUnavailable
 from pglease.options import MAX_DURATION
 from pglease.records import Gone, Granted, Held, Lease, Refused, Renewal, Request
+from pglease.testing.clauses import CLAUSES, clause_map, clauses
+from pglease.testing.contract_waiting import WaitingContract
 from pglease.testing.harness import LONG, Harness, Hold, Worker, World, budget, new_id
 from pglease.testing.model import compare_with_model, seeds
 
 __all__ = ["CLAUSES", "BackendContract", "Harness", "clause_map", "clauses"]
-
-CLAUSES = {
-    "C1": "exclusive",
-    "C2": "not re-entrant",
-    "C3": "rising token",
-    "C4": "renewal extends and keeps",
-    "C5": "renewal is scoped to one hold",
-    "C6": "release frees, keeps the token, is scoped to one hold",
-    "C7": "expiry needs nobody",
-    "C8": "no client's wall clock matters",
-    "C9": "names are independent and survive",
-    "C10": "looking changes nothing",
-    "C11": "many threads at once",
-    "C12": "trouble is not an answer",
-    "C13": "ambiguity is resolved",
-    "C14": "time-boxed",
-    "C15": "close",
-}
-"""Each clause in a few words; `pglease.backends.base` says them in full."""
 
 HARD_NAMES = {
     "one character": "x",
@@ -94,26 +77,6 @@ HARD_METADATA: dict[str, dict[str, Any]] = {
 }
 
 T = TypeVar("T")
-Test = TypeVar("Test", bound=Callable[..., None])
-
-
-def clauses(*names: str) -> Callable[[Test], Test]:
-    """Say which clauses a test stands for."""
-    unknown = set(names) - set(CLAUSES)
-    if unknown or not names:
-        raise ValueError(f"no such clauses: {sorted(unknown)}")
-
-    def mark(test: Test) -> Test:
-        test.clauses = names  # type: ignore[attr-defined]
-        return test
-
-    return mark
-
-
-def clause_map(suite: type) -> dict[str, list[str]]:
-    """Return, for each clause, the names of the tests in `suite` that stand for it."""
-    tests = {name: getattr(suite, name) for name in dir(suite) if name.startswith("test_")}
-    return {clause: [name for name, test in tests.items() if clause in test.clauses] for clause in CLAUSES}
 
 
 def _stood_still(lease: Lease) -> Lease:
@@ -157,8 +120,8 @@ VERBS: dict[str, Callable[[Backend, float], object]] = {
 every_verb = pytest.mark.parametrize("verb", VERBS)
 
 
-class BackendContract:
-    """Clauses C1 to C15. Subclass it with a fixture `harness`."""
+class BackendContract(WaitingContract):
+    """Clauses C1 to C17. Subclass it with a fixture `harness`."""
 
     @pytest.fixture
     def harness(self) -> Iterator[Harness]:

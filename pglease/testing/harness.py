@@ -7,22 +7,25 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from pglease import clock
-from pglease.backends.base import Backend, Budget
+from pglease.backends.base import Backend, Budget, FairBackend, Subscription, WakingBackend
 from pglease.records import (
+    Change,
     Granted,
     Held,
     Lease,
+    Place,
     Refused,
     Released,
     ReleaseOutcome,
     Renewal,
     RenewalOutcome,
     Request,
+    Ticket,
     Unknown,
 )
 
@@ -149,24 +152,31 @@ class Worker:
         *,
         metadata: Mapping[str, Any] | None = None,
         lease_id: str | None = None,
+        ticket_id: str | None = None,
         within: float = PATIENCE,
     ) -> Granted | Refused:
         """Ask once, each time under a new id unless one is given."""
-        request = Request(name, self.label, lease_id or new_id(), ttl, metadata or {})
+        request = Request(name, self.label, lease_id or new_id(), ttl, metadata or {}, ticket_id)
         return self.backend.try_acquire(request, budget(within))
 
     def hold(
-        self, name: str, ttl: float = LONG, *, metadata: Mapping[str, Any] | None = None, lease_id: str | None = None
+        self,
+        name: str,
+        ttl: float = LONG,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        lease_id: str | None = None,
+        ticket_id: str | None = None,
     ) -> Hold:
         """Ask once; anything but a grant fails the test."""
-        request = Request(name, self.label, lease_id or new_id(), ttl, metadata or {})
+        request = Request(name, self.label, lease_id or new_id(), ttl, metadata or {}, ticket_id)
         answer = self.backend.try_acquire(request, budget())
         assert isinstance(answer, Granted), answer
         return Hold(self, request, answer.lease)
 
-    def is_refused(self, name: str) -> Refused:
+    def is_refused(self, name: str, *, ticket_id: str | None = None) -> Refused:
         """Ask once; anything but a refusal fails the test."""
-        answer = self.ask(name)
+        answer = self.ask(name, ticket_id=ticket_id)
         assert isinstance(answer, Refused), answer
         return answer
 
@@ -195,6 +205,92 @@ class Worker:
     def cleanup(self, older_than: float = 0.0) -> int:
         """Delete what is over."""
         return self.backend.cleanup(older_than, budget())
+
+    def listens(self) -> Ear:
+        """Begin to hear of marked names."""
+        subscription = cast("WakingBackend", self.backend).listen(budget())
+        assert subscription is not None, "nothing can be heard from here"
+        return Ear(subscription)
+
+    def mark(self, name: str, seconds: float = LONG) -> bool:
+        """Note that somebody waits for a name."""
+        return cast("WakingBackend", self.backend).mark(name, seconds, budget())
+
+    def queue(self, name: str, ttl: float = LONG, ticket_id: str | None = None) -> Queued:
+        """Take or renew a place; a name without a record fails the test."""
+        ticket = Ticket(name, ticket_id or new_id(), self.label, ttl)
+        place = cast("FairBackend", self.backend).queue(ticket, budget())
+        assert place is not None, f"{name!r} has no record"
+        return Queued(self, ticket, place)
+
+
+@dataclass(frozen=True)
+class Queued:
+    """One place in a queue."""
+
+    worker: Worker
+    ticket: Ticket
+    place: Place
+
+    @property
+    def ticket_id(self) -> str:
+        """What a request names."""
+        return self.ticket.ticket_id
+
+    def renewed(self, ttl: float = LONG) -> Queued:
+        """Renew the place, or take a new one at the end if it was lost."""
+        return self.worker.queue(self.ticket.name, ttl, self.ticket_id)
+
+    def leave(self) -> bool:
+        """Give it up."""
+        backend = cast("FairBackend", self.worker.backend)
+        return backend.leave_queue(self.ticket.name, self.ticket_id, budget())
+
+    def hold(self, ttl: float = LONG) -> Hold:
+        """Ask with this ticket; anything but a grant fails the test."""
+        return self.worker.hold(self.ticket.name, ttl, ticket_id=self.ticket_id)
+
+    def is_refused(self) -> Refused:
+        """Ask with this ticket; anything but a refusal fails the test."""
+        return self.worker.is_refused(self.ticket.name, ticket_id=self.ticket_id)
+
+
+class Ear:
+    """A subscription, and all it has heard."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.subscription = subscription
+        self.heard: list[Change] = []
+
+    def hears(self, name: str, what: str, within: float = PATIENCE) -> Change:
+        """Wait for such a change, among what was not waited for yet; its absence fails the test."""
+        until = clock.now() + within
+        while True:
+            while self.heard:
+                change = self.heard.pop(0)
+                if (change.name, change.what) == (name, what):
+                    return change
+            left = until - clock.now()
+            assert left > 0, f"{name!r} was not heard to be {what}"
+            self.heard.extend(self.subscription.next(left))
+
+    def hears_next(self, within: float = PATIENCE) -> Change:
+        """Wait for the next change, whatever it is."""
+        until = clock.now() + within
+        while not self.heard:
+            left = until - clock.now()
+            assert left > 0, "nothing was heard"
+            self.heard.extend(self.subscription.next(left))
+        return self.heard.pop(0)
+
+    def listens_until_it_is_over(self) -> None:
+        """Listen until that raises."""
+        while True:
+            self.heard.extend(self.subscription.next(PATIENCE))
+
+    def close(self) -> None:
+        """Hear no more."""
+        self.subscription.close()
 
 
 class World:
@@ -225,6 +321,11 @@ class World:
         hold = (worker or self.alice).hold(name, self.tick)
         self.pass_time(1.1 * self.tick)
         return hold
+
+    def needs(self, trait: str) -> None:
+        """Skip the test where the store lacks the trait."""
+        if not getattr(self.alice.backend.traits, trait):
+            pytest.skip(f"this store lacks the trait {trait!r}")
 
     def about(self, found: float, wanted: float) -> bool:
         """Tell whether a duration is what it should be, but for the time that the test itself took."""
