@@ -110,6 +110,15 @@ class Renewal:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """One hold, as it is named where somebody else's data is written: current only if all three match."""
+
+    name: str
+    lease_id: str
+    fencing_token: int
+
+
+@dataclass(frozen=True, slots=True)
 class Granted:
     """The name is ours."""
 

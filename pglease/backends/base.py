@@ -28,21 +28,27 @@ C16  Waking, where the trait `wakes_waiters` is true. While a name is marked, op
 C17  Order, where the trait `fair` is true. Tickets are numbered in the order of their arrival and count while they are
      renewed. A live ticket at the head of the queue reserves a free name: every other try is refused and learns when
      to ask again. The grant takes its ticket away in the same step. A cleanup leaves a name with live tickets alone.
+C18  Fenced, where the trait `transactional_fencing` is true. A guard passes only for the current hold, unexpired by the
+     store's clock, and then nobody else is granted the name until the guarded transaction ends. Once a takeover, a
+     release (also into `min_hold`) or a forced release is committed, no guard of that hold passes; a refused guard
+     takes the whole transaction with it.
 
 A backend is synchronous and never hears of asyncio. A verb that a store cannot keep is a trait; asking for it there is
-a `ConfigurationError` that names it (`WakesNobody`, `KeepsNoQueue`). Nothing above this floor branches on the kind of
-store.
+a `ConfigurationError` that names it (`WakesNobody`, `KeepsNoQueue`, `FencesNothing`). Nothing above this floor branches
+on the kind of store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn, Protocol, runtime_checkable
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, Self, TypeAlias, cast, runtime_checkable
 
 from pglease.errors import ConfigurationError
 from pglease.records import (
     Change,
+    Claim,
     Granted,
     Lease,
     Place,
@@ -231,6 +237,66 @@ class FairBackend(Backend, Protocol):
         """Give a place up; False when there was none. Heard as "released" where the name is marked."""
 
 
+ParamStyle: TypeAlias = Literal["format", "pyformat", "named", "qmark", "numeric", "numeric_dollar"]
+"""How a driver writes parameters: `%s`, `%(name)s`, `:name`, `?`, `:1`, `$1`."""
+
+
+class Fence(NamedTuple):
+    """A predicate for the WHERE of one statement, true only while the hold is current.
+
+    Attributes:
+        sql: the predicate, in parentheses where it needs them.
+        params: what it takes: a dict for the styles with names, a list in order for the others.
+    """
+
+    sql: str
+    params: Mapping[str, Any] | Sequence[Any]
+
+
+class Guard(Protocol):
+    """A proof inside the caller's transaction. Made by the call, on a synchronous connection; else by awaiting it.
+
+    As a block (`with`, or `async with`) it is proved once more on leaving, if what was proved may have been undone
+    meanwhile by rolling back to an older savepoint. Entering proves nothing a second time.
+    """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def __await__(self) -> Generator[Any, None, Self]: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class FencingBackend(Backend, Protocol):
+    """What a store with the trait `transactional_fencing` adds."""
+
+    def guard(self, claim: Claim, connection: Any) -> Guard:
+        """Prove inside the caller's transaction that the hold is current, and keep it so until that ends. C18.
+
+        Raises:
+            FencedError: it is not; the caller's transaction is aborted.
+            ConfigurationError: the connection, or the state it is in, is not one that can be guarded.
+            BackendUnavailable: unknown, for instance since somebody has the record locked; the transaction is aborted.
+        """
+
+    def fence_sql(self, claim: Claim, paramstyle: ParamStyle, *, start: int = 1) -> Fence:
+        """Return the same as a predicate. C18.
+
+        Args:
+            claim: the hold.
+            paramstyle: how the caller's driver writes parameters.
+            start: the number of the first parameter, for the numbered styles.
+        """
+
+
 class WakesNobody:
     """For a store without the trait `wakes_waiters`."""
 
@@ -257,6 +323,31 @@ class KeepsNoQueue:
     def leave_queue(self, name: str, ticket_id: str, budget: Budget) -> NoReturn:  # noqa: ARG002
         """Say that this store cannot."""
         raise lacks(self.traits, "fair", "leave_queue")
+
+
+class FencesNothing:
+    """For a store without the trait `transactional_fencing`."""
+
+    traits: Traits
+
+    def guard(self, claim: Claim, connection: Any) -> NoReturn:  # noqa: ARG002
+        """Say that this store cannot."""
+        raise lacks(self.traits, "transactional_fencing", "guard")
+
+    def fence_sql(self, claim: Claim, paramstyle: ParamStyle, *, start: int = 1) -> NoReturn:  # noqa: ARG002
+        """Say that this store cannot."""
+        raise lacks(self.traits, "transactional_fencing", "fence_sql")
+
+
+def fencing(backend: Backend, asked: str) -> FencingBackend:
+    """Return a store that can fence; one that cannot, or never heard of it, is refused.
+
+    Raises:
+        ConfigurationError: it has not got the trait.
+    """
+    if not backend.traits.transactional_fencing:
+        raise lacks(backend.traits, "transactional_fencing", asked)
+    return cast("FencingBackend", backend)
 
 
 def lacks(traits: Traits, trait: str, asked: str) -> ConfigurationError:

@@ -19,7 +19,7 @@ from typing import Literal
 
 from pglease import clock as boot_clock
 from pglease import forks
-from pglease.backends.base import Budget, Traits
+from pglease.backends.base import Budget, FencesNothing, Traits
 from pglease.errors import BackendClosed
 from pglease.records import (
     Change,
@@ -167,7 +167,7 @@ class _Subscription:
         self._heard.put(None)
 
 
-class MemoryBackend:
+class MemoryBackend(FencesNothing):
     """A client of a store in this process's memory. See `Backend` for the verbs.
 
     Args:

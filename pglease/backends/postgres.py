@@ -23,7 +23,7 @@ import tenacity
 
 from pglease import clock, forks, options
 from pglease.backends import postgres_schema
-from pglease.backends.base import Budget, KeepsNoQueue, Traits, WakesNobody
+from pglease.backends.base import Budget, FencesNothing, KeepsNoQueue, Traits, WakesNobody
 from pglease.backends.postgres_connections import BorrowedConnections, Connections, OwnConnections
 from pglease.backends.postgres_dsn import Dsn
 from pglease.backends.postgres_errors import INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
@@ -57,7 +57,7 @@ log = logging.getLogger("pglease")
 
 T = TypeVar("T")
 
-TRAITS = Traits(kind="PostgreSQL", clock="server", shared_by="hosts", durable=True, transactional_fencing=True)
+TRAITS = Traits(kind="PostgreSQL", clock="server", shared_by="hosts", durable=True)
 BUSY_RETRY_AFTER = 0.05
 """Seconds after which a row that somebody had locked is worth another look."""
 _COLLISION_PAUSES = (0.0, 0.001, 0.004, 0.016, 0.08)
@@ -69,7 +69,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _REASONS: dict[str, LossReason] = {"taken": "taken", "deleted": "deleted", "ended": "forced", "expired": "expired"}
 
 
-class PostgresBackend(WakesNobody, KeepsNoQueue):
+class PostgresBackend(WakesNobody, KeepsNoQueue, FencesNothing):
     """Leases in a PostgreSQL table.
 
     Args:

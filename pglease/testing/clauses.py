@@ -23,6 +23,7 @@ CLAUSES = {
     "C15": "close",
     "C16": "waking",
     "C17": "order",
+    "C18": "fenced",
 }
 """Each clause in a few words; `pglease.backends.base` says them in full."""
 

@@ -35,6 +35,7 @@ from pglease.errors import BackendClosed, BackendUnavailable
 from pglease.options import MAX_DURATION
 from pglease.records import Gone, Granted, Held, Lease, Refused, Renewal, Request
 from pglease.testing.clauses import CLAUSES, clause_map, clauses
+from pglease.testing.contract_fencing import FencingContract
 from pglease.testing.contract_waiting import WaitingContract
 from pglease.testing.harness import LONG, Harness, Hold, Worker, World, budget, new_id
 from pglease.testing.model import compare_with_model, seeds
@@ -120,8 +121,8 @@ VERBS: dict[str, Callable[[Backend, float], object]] = {
 every_verb = pytest.mark.parametrize("verb", VERBS)
 
 
-class BackendContract(WaitingContract):
-    """Clauses C1 to C17. Subclass it with a fixture `harness`."""
+class BackendContract(WaitingContract, FencingContract):
+    """Clauses C1 to C18. Subclass it with a fixture `harness`."""
 
     @pytest.fixture
     def harness(self) -> Iterator[Harness]:

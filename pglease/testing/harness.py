@@ -6,15 +6,17 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
 
 from pglease import clock
-from pglease.backends.base import Backend, Budget, FairBackend, Subscription, WakingBackend
+from pglease.backends.base import Backend, Budget, FairBackend, ParamStyle, Subscription, WakingBackend, fencing
 from pglease.records import (
     Change,
+    Claim,
     Granted,
     Held,
     Lease,
@@ -44,12 +46,14 @@ class Harness(ABC):
         slack: seconds by which two readings of one duration may differ, since the store's own clock went on meanwhile.
         racers: how many threads race for a name.
         model_runs: how many random conversations are compared with the model.
+        paramstyle: how the connections of `transaction` write parameters.
     """
 
     tick: float = 0.3
     slack: float = 5.0
     racers: int = 30
     model_runs: int = 20
+    paramstyle: ParamStyle = "format"
 
     @abstractmethod
     def open(self) -> Backend:
@@ -73,6 +77,13 @@ class Harness(ABC):
     def restart(self) -> None:
         """Stop the store and start it again; what it has written stays."""
         pytest.skip("this store cannot be restarted")
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        """Begin a transaction of an application's, on a connection that `guard` takes; at the end it is rolled back.
+
+        What it gives has an `execute` that returns what has a `fetchall`.
+        """
+        pytest.skip("this store cannot fence")
 
     @abstractmethod
     def close(self) -> None:
@@ -106,6 +117,15 @@ class Hold:
     def token(self) -> int:
         """Its fencing token."""
         return self.lease.fencing_token
+
+    @property
+    def claim(self) -> Claim:
+        """What it shows to be let write."""
+        return Claim(self.name, self.request.lease_id, self.token)
+
+    def guard(self, connection: Any) -> None:
+        """Prove inside a transaction that it is current."""
+        fencing(self.worker.backend, "guard").guard(self.claim, connection)
 
     def renewal(self, ttl: float = LONG) -> Renewal:
         """Return what a batch asks for this hold."""
