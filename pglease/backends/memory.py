@@ -175,6 +175,8 @@ class MemoryBackend(FencesNothing):
         store: what `another` hands on; everybody else leaves it out and gets a new store.
     """
 
+    traits = _TRAITS
+
     def __init__(self, clock: Callable[[], float] = boot_clock.now, *, store: _Store | None = None) -> None:
         self._store = store or _Store(clock)
         self._subscriptions: builtins.list[_Subscription] = []
@@ -186,11 +188,6 @@ class MemoryBackend(FencesNothing):
 
     def __repr__(self) -> str:
         return f"<MemoryBackend {'closed' if self._closed else 'open'}>"
-
-    @property
-    def traits(self) -> Traits:
-        """What this store can promise."""
-        return _TRAITS
 
     def try_acquire(self, request: Request, budget: Budget) -> Granted | Refused:
         """Ask for a name once."""
