@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pglease.backends import Backend, open_backend
 from pglease.blocks import LeaseContext
 from pglease.client import PGLease
+from pglease.current import assert_held, current_lease
+from pglease.decorator import SKIPPED
 from pglease.default import (
     acquire,
     cleanup_expired,
@@ -52,6 +54,7 @@ from pglease.errors import (
 from pglease.events import Event, Observer
 from pglease.handles import HeldLease, NotAcquired
 from pglease.records import Lease, Loss, LossReason
+from pglease.slots import Cron
 
 if TYPE_CHECKING:
     from pglease.backends.memory import MemoryBackend
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "SKIPPED",
     "AcquireTimeout",
     "AcquisitionError",
     "Backend",
@@ -68,6 +72,7 @@ __all__ = [
     "BackendMisconfigured",
     "BackendUnavailable",
     "ConfigurationError",
+    "Cron",
     "Event",
     "FencedError",
     "HeartbeatError",
@@ -88,8 +93,10 @@ __all__ = [
     "ReentrantError",
     "ReleaseError",
     "acquire",
+    "assert_held",
     "cleanup_expired",
     "configure",
+    "current_lease",
     "default_client",
     "force_release",
     "get_lease",

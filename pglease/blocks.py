@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
+from pglease import current
 from pglease.errors import ConfigurationError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import HoldOptions
@@ -38,6 +39,7 @@ class LeaseContext(Generic[LeaseT_co]):
         if isinstance(taken, HeldLease):
             taken._hold.in_block = True
             self._lease = taken
+            current.enter(taken)
         elif self._raise:
             self._entered = False
             raise not_acquired(taken, self._wanted)
@@ -48,4 +50,5 @@ class LeaseContext(Generic[LeaseT_co]):
     ) -> None:
         lease, self._lease, self._entered = self._lease, None, False
         if lease is not None:
+            current.leave(lease)
             self._client.taking.leave(lease._hold, error)

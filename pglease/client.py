@@ -28,6 +28,8 @@ from pglease.heartbeat import HeartbeatManager
 from pglease.options import Duration, HoldOptions
 from pglease.records import Lease, Loss
 from pglease.schema import DEFAULT_TABLE
+from pglease.slots import OncePer
+from pglease.slots import once_per as slots_of
 from pglease.taking import Taking, not_acquired
 
 log = logging.getLogger("pglease")
@@ -340,7 +342,7 @@ class PGLease:
         wait: Duration | None = None,
         min_hold: Duration | None = None,
         max_hold: Duration | None = None,
-        once_per: Duration | None = None,
+        once_per: OncePer | None = None,
     ) -> TaskDecorator:
         """Decorate a function, method or coroutine function so that one call at a time runs, among all processes.
 
@@ -354,21 +356,25 @@ class PGLease:
             wait: seconds a call waits before it is skipped; None asks once.
             min_hold: one call per so many seconds: `singleton_task` alone means one *at a time*.
             max_hold: as for `acquire`.
-            once_per: one call per slot of time, on stores that can judge slots (`traits.slots`).
+            once_per: one call per slot of time: a duration ("1h": the hours of the day, by UTC), a cron expression
+                ("0 3 * * *", in UTC; extra `cron`), or `Cron("0 3 * * *", "Europe/Berlin")`. The slot is the one in
+                which the call began, by the store's clock; a worker that died in the middle of it is taken over. On
+                stores that write the times themselves (`traits.slots`).
 
         Raises:
             ConfigurationError: at decoration; also for generator functions, whose body would run without the lease.
         """
         checked = name if isinstance(name, str) and not ("{" in name or "}" in name) else "checked at each call"
-        wanted = options.hold_options(checked, ttl, wait=wait, min_hold=min_hold, max_hold=max_hold)
-        if once_per is not None:
-            options.seconds(once_per, "once_per")
-            self._need_trait("slots", "once_per")
+        slots = None if once_per is None else slots_of(once_per)
+        wanted = options.hold_options(checked, ttl, wait=wait, min_hold=min_hold, max_hold=max_hold, once_per=slots)
+        self._check_traits(wanted)
         return singleton_decorator(lambda: self, name, wanted, skip_if_locked=skip_if_locked, on_skip=on_skip)
 
     def _check_traits(self, wanted: HoldOptions) -> None:
         if wanted.fair:
             self._need_trait("fair", "fair=True")
+        if wanted.once_per is not None:
+            self._need_trait("slots", "once_per")
 
     def _need_trait(self, trait: str, argument: str) -> None:
         if not getattr(self.backend.traits, trait):
@@ -482,7 +488,7 @@ class PGLease:
     def _end_for_good(self, hold: Hold, until: float) -> None:
         left = until - clock.now()
         if hold.in_block and hold.lose(Loss("closed")):
-            self.heartbeat_manager.give_back.add(hold.name, hold.lease_id, min_hold=hold.wanted.min_hold)
+            self.heartbeat_manager.give_back.add(hold.name, hold.lease_id, min_hold=hold.min_hold)
         elif left > 0:
             try:
                 self.heartbeat_manager.settle(hold, left)
@@ -555,7 +561,7 @@ def _abandon(manager: HeartbeatManager, opened: Backend | None) -> None:
 def _wind_up(manager: HeartbeatManager, opened: Backend | None) -> None:
     for hold in manager.holds():
         if hold.end():
-            manager.give_back.add(hold.name, hold.lease_id, min_hold=hold.wanted.min_hold)
+            manager.give_back.add(hold.name, hold.lease_id, min_hold=hold.min_hold)
     manager.give_back.settle(CLOSING_BOX)
     manager.stop(CLOSING_BOX)
     if opened is not None:

@@ -7,12 +7,28 @@ import inspect
 import logging
 import string
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    cast,
+    final,
+    overload,
+)
 
-from pglease import drive, options
+from pglease import current, drive, options
 from pglease.errors import ConfigurationError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import HoldOptions
+from pglease.taking import not_acquired
 
 if TYPE_CHECKING:
     from pglease.client import PGLease
@@ -20,16 +36,58 @@ if TYPE_CHECKING:
 log = logging.getLogger("pglease")
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
+S = TypeVar("S")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+Outcome: TypeAlias = Literal["ran", "raised", "skipped"]
+
+
+@final
+class Skipped:
+    """What a skipped call answers with `on_skip=SKIPPED`, to tell it from a call that returned None. It is false."""
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+    def __repr__(self) -> str:
+        return "SKIPPED"
+
+    def __reduce__(self) -> str:
+        return "SKIPPED"  # pickled and copied, it is still the one
+
+
+SKIPPED = Skipped()
+
+
+class SingletonTask(Protocol[P, R_co]):
+    """A decorated function."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Call it, if the lease is got."""
+
+    def last_outcome(self) -> Outcome | None:
+        """Return what became of the last call from this thread or task: "ran", "raised" or "skipped"; None before."""
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> Self: ...
+    @overload
+    def __get__(
+        self: SingletonTask[Concatenate[S, Q], R], instance: S, owner: type | None = ..., /
+    ) -> SingletonTask[Q, R]: ...
 
 
 class TaskDecorator(Protocol):
     """What `singleton_task` returns: a skipped call answers None."""
 
     @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, R]]
+    ) -> SingletonTask[P, Coroutine[Any, Any, R | None]]: ...
     @overload
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]: ...
+    def __call__(self, function: Callable[P, R]) -> SingletonTask[P, R | None]: ...
 
 
 def singleton_decorator(
@@ -45,51 +103,79 @@ def singleton_decorator(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         _refuse_generators(function)
-        named = _naming(name, function)
-        skipped = functools.partial(_skipped, skip_if_locked=skip_if_locked, on_skip=on_skip)
+        calls = _Calls(client, _naming(name, function), wanted, skip_if_locked=skip_if_locked, on_skip=on_skip)
         wrap = _async_task if _is(inspect.iscoroutinefunction, function) else _sync_task
-        return wrap(function, client, named, wanted, skipped)
+        task: Any = wrap(function, calls)
+        task.last_outcome = calls.last.get
+        return task  # type: ignore[no-any-return]
 
-    return decorate
+    return cast("TaskDecorator", decorate)
 
 
-def _sync_task(
-    function: Callable[..., Any],
-    client: Callable[[], PGLease],
-    named: Callable[..., str],
-    wanted: HoldOptions,
-    skipped: Callable[[NotAcquired, HoldOptions], Any],
-) -> Callable[..., Any]:
+class _Calls:
+    """What all calls of one decorated function share."""
+
+    def __init__(
+        self,
+        client: Callable[[], PGLease],
+        named: Callable[..., str],
+        wanted: HoldOptions,
+        *,
+        skip_if_locked: bool,
+        on_skip: Any,
+    ) -> None:
+        self.client = client
+        self._named = named
+        self._wanted = wanted
+        self._skip_if_locked = skip_if_locked
+        self._on_skip = on_skip
+        self.last: ContextVar[Outcome | None] = ContextVar("pglease_last_outcome", default=None)
+
+    def wanted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HoldOptions:
+        """Return what this call asks for."""
+        return replace(self._wanted, name=options.text(self._named(*args, **kwargs), "name"))
+
+    def skipped(self, refused: NotAcquired, wanted: HoldOptions) -> Any:
+        """Return what a call answers that did not get the lease."""
+        self.last.set("skipped")
+        facts = {"lease_name": refused.name, "lease_outcome": "skip"}
+        log.info("a call is skipped: the lease %r is held by %r", refused.name, refused.held_by, extra=facts)
+        if callable(self._on_skip):
+            return self._on_skip(refused)
+        if self._on_skip is not None or self._skip_if_locked:
+            return self._on_skip
+        raise not_acquired(refused, wanted)
+
+
+def _sync_task(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
     @functools.wraps(function)
     def task(*args: Any, **kwargs: Any) -> Any:
-        this = _with_name(wanted, named(*args, **kwargs))
-        leases = client()
-        taken = leases.taking.take(this)
+        wanted, client = calls.wanted(args, kwargs), calls.client()
+        taken = client.taking.take(wanted)
         if isinstance(taken, NotAcquired):
-            return skipped(taken, this)
-        with _Block(leases, taken):
-            return function(*args, **kwargs)
+            return calls.skipped(taken, wanted)
+        calls.last.set("raised")  # unless it gets to its end
+        with _Block(client, taken):
+            result = function(*args, **kwargs)
+        calls.last.set("ran")
+        return result
 
     return task
 
 
-def _async_task(
-    function: Callable[..., Any],
-    client: Callable[[], PGLease],
-    named: Callable[..., str],
-    wanted: HoldOptions,
-    skipped: Callable[[NotAcquired, HoldOptions], Any],
-) -> Callable[..., Any]:
+def _async_task(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
     @functools.wraps(function)
     async def task(*args: Any, **kwargs: Any) -> Any:
-        this = _with_name(wanted, named(*args, **kwargs))
-        leases = client()
-        taken = await leases.taking.atake(this)
+        wanted, client = calls.wanted(args, kwargs), calls.client()
+        taken = await client.taking.atake(wanted)
         if isinstance(taken, NotAcquired):
-            answer = skipped(taken, this)
+            answer = calls.skipped(taken, wanted)
             return await answer if inspect.isawaitable(answer) else answer
-        async with _Block(leases, taken):
-            return await function(*args, **kwargs)
+        calls.last.set("raised")  # unless it gets to its end
+        async with _Block(client, taken):
+            result = await function(*args, **kwargs)
+        calls.last.set("ran")
+        return result
 
     return task
 
@@ -103,37 +189,21 @@ class _Block:
         lease._hold.in_block = True
 
     def __enter__(self) -> None:
-        return
+        current.enter(self._lease)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        current.leave(self._lease)
         self._client.taking.leave(self._lease._hold, error)
 
     async def __aenter__(self) -> None:
-        return
+        current.enter(self._lease)
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        current.leave(self._lease)
         if isinstance(error, GeneratorExit):  # closed rather than cancelled: nobody is there to wait with
             self._client.taking.leave(self._lease._hold, error)
             return
         await drive.in_executor(lambda: self._client.taking.leave(self._lease._hold, error))
-
-
-def _skipped(refused: NotAcquired, wanted: HoldOptions, *, skip_if_locked: bool, on_skip: Any) -> Any:
-    facts = {"lease_name": refused.name, "lease_outcome": "skip"}
-    log.info("a call is skipped: the lease %r is held by %r", refused.name, refused.held_by, extra=facts)
-    if callable(on_skip):
-        return on_skip(refused)
-    if on_skip is not None or skip_if_locked:
-        return on_skip
-    from pglease.taking import not_acquired
-
-    raise not_acquired(refused, wanted)
-
-
-def _with_name(wanted: HoldOptions, name: str) -> HoldOptions:
-    from dataclasses import replace
-
-    return replace(wanted, name=options.text(name, "name"))
 
 
 def _refuse_generators(function: Callable[..., Any]) -> None:

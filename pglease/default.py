@@ -17,6 +17,8 @@ from pglease.client import PGLease
 from pglease.decorator import TaskDecorator, singleton_decorator
 from pglease.handles import HeldLease
 from pglease.records import Lease
+from pglease.slots import OncePer
+from pglease.slots import once_per as slots_of
 
 _lock = threading.RLock()
 _client: PGLease | None = None
@@ -125,12 +127,16 @@ def singleton_task(
     wait: options.Duration | None = None,
     min_hold: options.Duration | None = None,
     max_hold: options.Duration | None = None,
+    once_per: OncePer | None = None,
 ) -> TaskDecorator:
     """Decorate a function so that one call at a time runs, with the default client. See `PGLease.singleton_task`.
 
     The client is looked up at each call, so a module may decorate before the application has configured anything.
     """
-    wanted = options.hold_options(_checkable(name), ttl, wait=wait, min_hold=min_hold, max_hold=max_hold)
+    slots = None if once_per is None else slots_of(once_per)
+    wanted = options.hold_options(
+        _checkable(name), ttl, wait=wait, min_hold=min_hold, max_hold=max_hold, once_per=slots
+    )
     return singleton_decorator(default_client, name, wanted, skip_if_locked=skip_if_locked, on_skip=on_skip)
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, final
 
-from pglease import clock, options, watchdog
+from pglease import clock, options, slots, watchdog
 from pglease.errors import LeaseLostError, NotOwnedError
 from pglease.options import Duration, HoldOptions
 from pglease.records import Lease, Loss, LossReason
@@ -63,6 +63,9 @@ class Hold:
         self.began_at = term.sent_at
         self.client_owned = False
         self.in_block = False
+        self.min_hold = wanted.min_hold
+        if wanted.once_per is not None:
+            self.min_hold = max(self.min_hold, slots.left_of(wanted.once_per, term.lease.acquired_at))
         self.max_until = float("inf") if wanted.max_hold is None else term.sent_at + wanted.max_hold
         self.loss: Loss | None = None
         self.trouble: Exception | None = None

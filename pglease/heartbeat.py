@@ -272,13 +272,13 @@ class HeartbeatManager:
                 return None
             hold.release_begun()
             budget = Budget.of(seconds, clock.now)
-            outcome = self.backend.release(hold.name, hold.lease_id, budget, min_hold=hold.wanted.min_hold)
+            outcome = self.backend.release(hold.name, hold.lease_id, budget, min_hold=hold.min_hold)
         except BackendClosed:
             raise
         except BaseException as error:
             if hold.ended:  # and not interrupted before
                 self._tell("unconfirmed", hold, error=error if isinstance(error, Exception) else None)
-                self.give_back.add(hold.name, hold.lease_id, min_hold=hold.wanted.min_hold)
+                self.give_back.add(hold.name, hold.lease_id, min_hold=hold.min_hold)
             raise
         first = hold.release_answered()
         self._on_over(hold)
@@ -339,7 +339,7 @@ class HeartbeatManager:
     def _let_go(self, hold: Hold) -> None:
         if hold.end():
             self._on_over(hold)
-            self.give_back.add(hold.name, hold.lease_id, min_hold=hold.wanted.min_hold)
+            self.give_back.add(hold.name, hold.lease_id, min_hold=hold.min_hold)
 
     def _tick(self) -> None:
         try:
@@ -390,7 +390,7 @@ class HeartbeatManager:
                 self._tell("renewed", hold)
             elif not hold.ended:
                 # It came too late: lost here, so not to be kept there.
-                self.give_back.add(hold.name, hold.lease_id, min_hold=hold.wanted.min_hold)
+                self.give_back.add(hold.name, hold.lease_id, min_hold=hold.min_hold)
         elif isinstance(outcome, Gone):
             hold.lose(_loss(hold, outcome))
         else:

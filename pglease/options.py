@@ -13,11 +13,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 import durationpy
 
 from pglease.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pglease.slots import Slots
 
 Duration: TypeAlias = float | str | timedelta
 """Seconds as a number, a `timedelta`, or text such as "90s", "5m", "1h30m", "500ms"."""
@@ -229,6 +232,7 @@ class HoldOptions:
     heartbeat: bool = True
     fair: bool = False
     on_lost: str = "raise"
+    once_per: Slots | None = None
 
 
 def hold_options(
@@ -242,6 +246,7 @@ def hold_options(
     heartbeat: bool = True,
     fair: bool = False,
     on_lost: str = "raise",
+    once_per: Slots | None = None,
 ) -> HoldOptions:
     """Check one acquisition's arguments; all that is wrong is said at once.
 
@@ -256,11 +261,12 @@ def hold_options(
         and heartbeat is True
         and fair is False
         and on_lost == "raise"
+        and once_per is None
     ):
         # What has no hash is no name and no duration either. Whatever is wrong, the checks below say all of it.
         with suppress(TypeError, ConfigurationError):
             return _usual(name, ttl)
-    return _checked(name, ttl, wait, min_hold, max_hold, metadata, heartbeat, fair, on_lost)
+    return _checked(name, ttl, wait, min_hold, max_hold, metadata, heartbeat, fair, on_lost, once_per)
 
 
 @lru_cache(maxsize=1024, typed=True)  # typed, since True is 1 otherwise
@@ -279,6 +285,7 @@ def _checked(  # noqa: PLR0917  # called once, from right above, in the same ord
     heartbeat: bool,
     fair: bool,
     on_lost: str,
+    once_per: Slots | None,
 ) -> HoldOptions:
     with all_problems() as problems:
         options = HoldOptions(
@@ -291,6 +298,7 @@ def _checked(  # noqa: PLR0917  # called once, from right above, in the same ord
             heartbeat=problems.check(flag, heartbeat, "heartbeat"),
             fair=problems.check(flag, fair, "fair"),
             on_lost=problems.check(choice, on_lost, "on_lost", get_args(OnLost)),
+            once_per=once_per,
         )
         if options.min_hold and options.max_hold and options.min_hold > options.max_hold:
             problems.note(f"min_hold ({options.min_hold:g} s) must not exceed max_hold ({options.max_hold:g} s)")

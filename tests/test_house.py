@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parent.parent / "pglease"
 SHOP_WINDOW = "pglease"
-GROUND = {"errors", "records", "options", "term", "schedule", "steps", "events", "schema"}
+GROUND = {"errors", "records", "options", "slots", "term", "schedule", "steps", "events", "schema"}
 ENGINE = {"clock", "watchdog", "forks"}
 STORES = {"backends"}
 """Everything else is above: it may import what is below it, and its own kind."""
@@ -41,6 +41,7 @@ IMPURE = {
 
 GUESTS = {
     "durationpy": ("options",),
+    "cronsim": ("slots",),
     "psycopg": ("backends.postgres", "backends.hybrid", "demo", "testing"),
     "psycopg_pool": ("backends.postgres",),
     "psycopg2": ("backends.postgres",),

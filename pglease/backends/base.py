@@ -108,7 +108,7 @@ class Traits:
         fair: whether waiters can be served in the order of their arrival.
         transactional_fencing: whether the store itself can refuse a stale holder's write.
         token_survives_loss: whether tokens go on rising after the store lost acknowledged writes.
-        slots: whether `once_per` slots can be judged.
+        slots: whether the store's own clock writes the times of a record, so that `once_per` slots can be judged.
     """
 
     kind: str

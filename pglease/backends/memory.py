@@ -39,7 +39,9 @@ from pglease.records import (
 )
 
 _BOOT = datetime(2000, 1, 1, tzinfo=UTC)
-_TRAITS = Traits(kind="memory", clock="process", shared_by="threads", durable=False, wakes_waiters=True, fair=True)
+_TRAITS = Traits(
+    kind="memory", clock="process", shared_by="threads", durable=False, wakes_waiters=True, fair=True, slots=True
+)
 
 
 @dataclass(slots=True)

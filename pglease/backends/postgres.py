@@ -57,7 +57,7 @@ log = logging.getLogger("pglease")
 
 T = TypeVar("T")
 
-TRAITS = Traits(kind="PostgreSQL", clock="server", shared_by="hosts", durable=True)
+TRAITS = Traits(kind="PostgreSQL", clock="server", shared_by="hosts", durable=True, slots=True)
 BUSY_RETRY_AFTER = 0.05
 """Seconds after which a row that somebody had locked is worth another look."""
 _COLLISION_PAUSES = (0.0, 0.001, 0.004, 0.016, 0.08)

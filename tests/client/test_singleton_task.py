@@ -275,7 +275,7 @@ def test_what_cannot_be_called_is_refused(leases, function):
         ({"wait": -1}, "wait"),
         ({"min_hold": "x"}, "min_hold"),
         ({"max_hold": -1}, "max_hold"),
-        ({"once_per": "1h"}, "once_per"),
+        ({"once_per": "soon"}, "once_per"),
         ({"once_per": 0}, "once_per"),
         ({"name": ""}, "name"),
         ({"name": "a\nb"}, "name"),
