@@ -59,6 +59,7 @@ from pglease.slots import Cron
 if TYPE_CHECKING:
     from pglease.backends.memory import MemoryBackend
     from pglease.backends.postgres import PostgresBackend
+    from pglease.backends.redis import RedisBackend
 
 __version__ = "0.1.0"
 
@@ -90,6 +91,7 @@ __all__ = [
     "PGLease",
     "PgleaseError",
     "PostgresBackend",
+    "RedisBackend",
     "ReentrantError",
     "ReleaseError",
     "acquire",
@@ -111,7 +113,11 @@ __all__ = [
     "wait_for_lease",
 ]
 
-_LAZY = {"MemoryBackend": "pglease.backends.memory", "PostgresBackend": "pglease.backends.postgres"}
+_LAZY = {
+    "MemoryBackend": "pglease.backends.memory",
+    "PostgresBackend": "pglease.backends.postgres",
+    "RedisBackend": "pglease.backends.redis",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -52,7 +52,8 @@ class PGLease:
     nothing.
 
     Args:
-        backend: `postgresql://user:pass@host/db`, `memory://`, or a `Backend` object.
+        backend: an address, as `postgresql://user:pass@host/db`, `redis://host` or `memory://` (see `open_backend`), or
+            a `Backend` object.
         owner_id: a label for people, 1 to 255 characters; default `host:pid:random`. Ownership is never judged by it:
             two workers with the same label exclude each other.
         heartbeat_interval: seconds between renewals at most. Default None: a third of each ttl. A lease is renewed at

@@ -14,7 +14,7 @@ __all__ = ["Backend", "Traits", "open_backend"]
 
 _KNOB_PREFIX = "pglease."
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_NUMBERS = ("connect_timeout", "pool_size")
+_NUMBERS = ("connect_timeout", "pool_size", "wait_replicas")
 _SWITCH = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
 
 
@@ -22,9 +22,9 @@ def open_backend(url: str, **knobs: Any) -> Backend:
     """Build the store an address names.
 
     Args:
-        url: `postgresql://…` (also `postgres://` and `postgresql+driver://`), libpq's `host=… dbname=…`, or `memory://`
-            for the threads of one process (`memory://name` for a store apart). Knobs of the store may stand in its
-            query as `?pglease.pool_size=8`.
+        url: `postgresql://…` (also `postgres://` and `postgresql+driver://`), libpq's `host=… dbname=…`; `redis://…`,
+            `rediss://…`, `valkey://…`, `redis+sentinel://…`; or `memory://` for the threads of one process
+            (`memory://name` for a store apart). Knobs of the store may stand in its query as `?pglease.pool_size=8`.
         knobs: the same knobs as keywords.
 
     Raises:
@@ -88,6 +88,15 @@ def _postgres(address: str, knobs: dict[str, Any]) -> Backend:
     return PostgresBackend(address, **knobs)
 
 
+def _redis(address: str, knobs: dict[str, Any]) -> Backend:
+    from pglease.backends.redis import RedisBackend
+
+    unknown = sorted(knobs.keys() - _knobs_of(RedisBackend))
+    if unknown:
+        raise ConfigurationError(*(f"Redis has no knob {name!r}" for name in unknown))
+    return RedisBackend(address, **knobs)
+
+
 def _knobs_of(store: type) -> set[str]:
     from inspect import Parameter, signature
 
@@ -105,6 +114,10 @@ def _memory(address: str, knobs: dict[str, Any]) -> Backend:
 _OPENERS: dict[str, Callable[[str, dict[str, Any]], Backend]] = {
     "postgresql": _postgres,
     "postgres": _postgres,
+    "redis": _redis,
+    "rediss": _redis,
+    "valkey": _redis,
+    "valkeys": _redis,
     "memory": _memory,
     "": _postgres,
 }

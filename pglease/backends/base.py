@@ -102,25 +102,27 @@ class Traits:
         kind: the store's name for people.
         clock: whose clock judges expiry.
         shared_by: how far the exclusion reaches.
-        durable: whether leases and tokens survive a restart of the store.
+        durable: whether leases and tokens survive a restart of the store; a few words where its settings decide.
         prompt_failover: whether a dead holder's lease is free before its ttl.
         wakes_waiters: whether a release wakes those who wait.
         fair: whether waiters can be served in the order of their arrival.
         transactional_fencing: whether the store itself can refuse a stale holder's write.
         token_survives_loss: whether tokens go on rising after the store lost acknowledged writes.
         slots: whether the store's own clock writes the times of a record, so that `once_per` slots can be judged.
+        caveat: what is to be known before this store is chosen, in a few words; empty when the rest says it all.
     """
 
     kind: str
     clock: Literal["server", "host boot clock", "process", "observed change"]
     shared_by: Literal["threads", "processes", "hosts"]
-    durable: bool
+    durable: bool | str
     prompt_failover: bool = False
     wakes_waiters: bool = False
     fair: bool = False
     transactional_fencing: bool = False
     token_survives_loss: bool = False
     slots: bool = False
+    caveat: str = ""
 
 
 @runtime_checkable

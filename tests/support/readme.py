@@ -8,22 +8,27 @@ from pathlib import Path
 from pglease.backends.base import Traits
 from pglease.backends.memory import MemoryBackend
 from pglease.backends.postgres import PostgresBackend
+from pglease.backends.redis import RedisBackend
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
-STORES = ((PostgresBackend("postgresql://localhost"), "`postgresql://…`"), (MemoryBackend(), "`memory://`"))
+STORES = (
+    (PostgresBackend("postgresql://localhost"), "`postgresql://…`"),
+    (RedisBackend("redis://localhost"), "`redis://…`, `rediss://…`, `valkey://…`, `redis+sentinel://…`"),
+    (MemoryBackend(), "`memory://`"),
+)
 
 
 def stores() -> str:
     """Return the table of stores, printed from their traits."""
-    head = "| store | address | expiry judged by | shared by | durable |\n|---|---|---|---|---|"
+    head = "| store | address | expiry judged by | shared by | durable | but |\n|---|---|---|---|---|---|"
     return "\n".join([head, *(_store(store.traits, address) for store, address in STORES)])
 
 
 def _store(traits: Traits, address: str) -> str:
-    durable = "yes" if traits.durable else "no"
-    return f"| {traits.kind} | {address} | {traits.clock} | {traits.shared_by} | {durable} |"
+    durable = traits.durable if isinstance(traits.durable, str) else "yes" if traits.durable else "no"
+    return f"| {traits.kind} | {address} | {traits.clock} | {traits.shared_by} | {durable} | {traits.caveat} |"
 
 
 def figures() -> str:
