@@ -211,7 +211,7 @@ class LocalValkey:
         """Return a client of redis-py; the caller closes it."""
         import redis
 
-        bounds = {"socket_timeout": 10, "socket_connect_timeout": 10}
+        bounds: dict[str, Any] = {"socket_timeout": 10, "socket_connect_timeout": 10}
         return redis.Redis(host=self.host, port=self.port, password=self._password, protocol=2, **bounds)
 
     def execute(self, *command: Any) -> Any:
