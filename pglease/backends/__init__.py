@@ -23,7 +23,8 @@ def open_backend(url: str, **knobs: Any) -> Backend:
 
     Args:
         url: `postgresql://…` (also `postgres://` and `postgresql+driver://`), libpq's `host=… dbname=…`; `redis://…`,
-            `rediss://…`, `valkey://…`, `redis+sentinel://…`; or `memory://` for the threads of one process
+            `rediss://…`, `valkey://…`, `redis+sentinel://…`; `kubernetes://namespace` for the Leases of a cluster
+            (`?pglease.context=…`, `?pglease.kubeconfig=…`); or `memory://` for the threads of one process
             (`memory://name` for a store apart). Knobs of the store may stand in its query as `?pglease.pool_size=8`.
         knobs: the same knobs as keywords.
 
@@ -111,6 +112,21 @@ def _memory(address: str, knobs: dict[str, Any]) -> Backend:
     return shared(address.partition("://")[2])
 
 
+def _kubernetes(address: str, knobs: dict[str, Any]) -> Backend:
+    from pglease.backends.kubernetes import KubernetesBackend
+
+    known = _knobs_of(KubernetesBackend) - {"clock"}
+    unknown = [f"Kubernetes has no knob {name!r}" for name in sorted(knobs.keys() - known)]
+    namespace, _, more = address.partition("://")[2].rstrip("/").partition("?")
+    if more:
+        unknown.append(
+            "what a Kubernetes address says beyond its namespace must begin with pglease., as pglease.context"
+        )
+    if unknown:
+        raise ConfigurationError(*unknown)
+    return KubernetesBackend(namespace, **knobs)
+
+
 _OPENERS: dict[str, Callable[[str, dict[str, Any]], Backend]] = {
     "postgresql": _postgres,
     "postgres": _postgres,
@@ -119,5 +135,6 @@ _OPENERS: dict[str, Callable[[str, dict[str, Any]], Backend]] = {
     "valkey": _redis,
     "valkeys": _redis,
     "memory": _memory,
+    "kubernetes": _kubernetes,
     "": _postgres,
 }

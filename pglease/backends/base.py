@@ -100,7 +100,9 @@ class Traits:
 
     Attributes:
         kind: the store's name for people.
-        clock: whose clock judges expiry.
+        clock: whose clock judges expiry. By `observed change`, each client counts the ttl on its own boot clock from
+            when it first saw the hold as it is: a newcomer waits a whole ttl behind what had lapsed before it came, and
+            tells a retry of somebody else's request that nothing is left of it.
         shared_by: how far the exclusion reaches.
         durable: whether leases and tokens survive a restart of the store; a few words where its settings decide.
         prompt_failover: whether a dead holder's lease is free before its ttl.

@@ -939,6 +939,17 @@ class BackendContract(WaitingContract, FencingContract):
         assert world.about(_left(world.carol.sees("before")), 60)
         assert abs((during.lease.acquired_at - before.lease.acquired_at).total_seconds()) < world.harness.slack
 
+    @clauses("C7", "C8")
+    def test_a_newcomer_gets_a_lapsed_name_at_once_or_after_watching_it_for_a_whole_ttl(self, world: World) -> None:
+        lapsed = world.lapsed_hold("job")
+        newcomer = world.worker("newcomer")
+
+        if newcomer.backend.traits.clock == "observed change":
+            assert world.about(newcomer.is_refused("job").retry_after, world.tick)
+            world.pass_time(1.1 * world.tick)
+
+        assert newcomer.hold("job").token == lapsed.token + 1
+
     @clauses("C8")
     @pytest.mark.parametrize("ttl", [0.001, 0.25, 1.5, 3600.125], ids=str)
     def test_fractions_of_a_second_are_kept(self, world: World, ttl: float) -> None:
@@ -1285,6 +1296,16 @@ class BackendContract(WaitingContract, FencingContract):
 
         for worker in (world.alice, world.bob):
             assert _stood_still(worker.hold("job", lease_id=lease_id).lease) == _stood_still(first.lease)
+
+    @clauses("C8", "C13")
+    def test_a_retry_through_a_newcomer_is_told_of_no_more_than_is_left(self, world: World) -> None:
+        lease_id = new_id()
+        world.alice.hold("job", 10 * world.tick, lease_id=lease_id)
+        world.pass_time(4 * world.tick)
+
+        again = world.worker("newcomer").hold("job", lease_id=lease_id)
+
+        assert again.lease.time_remaining() <= 6 * world.tick + world.harness.slack
 
     @clauses("C13")
     def test_a_retry_does_not_extend_its_grant(self, world: World) -> None:

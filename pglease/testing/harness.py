@@ -6,7 +6,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ import pytest
 
 from pglease import clock
 from pglease.backends.base import Backend, Budget, FairBackend, ParamStyle, Subscription, WakingBackend, fencing
+from pglease.errors import BackendClosed
 from pglease.records import (
     Change,
     Claim,
@@ -333,7 +334,11 @@ class World:
         return Worker(backend, label)
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass for the store."""
+        """Let time pass for the store, and for all who judge it: by observed change, only what was seen before ages."""
+        for backend in self._opened:
+            if backend.traits.clock == "observed change":
+                with suppress(BackendClosed):
+                    backend.list("", budget(), ended=True)
         self.harness.pass_time(seconds)
 
     def lapsed_hold(self, name: str, worker: Worker | None = None) -> Hold:

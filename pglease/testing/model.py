@@ -106,6 +106,7 @@ class Conversation:
         self.models = [first, *(first.another() for _ in clients[1:])]
         self.tokens = Tokens()
         self.ids = {name: [self._new_id()] for name in NAMES}
+        self.writers: dict[str, int] = {}
         self.said: list[str] = []
 
     def run(self, steps: int) -> None:
@@ -121,6 +122,8 @@ class Conversation:
     def _acquire(self) -> None:
         name, who = self.random.choice(NAMES), self.random.randrange(len(self.clients))
         lease_id = self._some_id(name) if self.random.random() < 0.15 else self._new_id()
+        if self.clients[0].traits.clock == "observed change":  # only who wrote a hold last knows what is left of it
+            who = self.writers.setdefault(lease_id, who)
         self.ids[name].append(lease_id)
         metadata: dict[str, Any] = self.random.choice(
             [{}, {"n": len(self.said), "who": OWNERS[who % 3]}, {"deep": [1, {"ü": None}]}]
@@ -135,7 +138,11 @@ class Conversation:
         batch = [Renewal(name, ids[name], 1.5 * self.unit) for name in names]
         if self.random.random() < 0.1:
             batch.append(Renewal("never", self._new_id(), self.unit))
-        self._ask(self._anybody(), f"renew({batch})", lambda b, box: b.renew(batch, box))
+        who = self._anybody()
+        outcomes = self._ask(who, f"renew({batch})", lambda b, box: b.renew(batch, box))
+        for renewal, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Held):
+                self.writers[renewal.lease_id] = who
 
     def _release(self) -> None:
         name = self.random.choice(NAMES)
@@ -192,12 +199,13 @@ class Conversation:
 
     # -- the answers -------------------------------------------------------------------------------------------------
 
-    def _ask(self, who: int, said: str, verb: Verb) -> None:
+    def _ask(self, who: int, said: str, verb: Verb) -> Any:
         model = verb(self.models[who], _budget())
         store = verb(self.clients[who], _budget())
         if isinstance(model, Granted) and isinstance(store, Granted):
             self.tokens.learn(model.lease, store.lease)
         self._compare(f"{OWNERS[who % 3]}: {said}", model, store)
+        return model
 
     def _compare(self, said: str, model: object, store: object) -> None:
         wanted, found = self._plain(model, ahead=True), self._plain(store)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from pglease.backends.base import Traits
+from pglease.backends.kubernetes import KubernetesBackend
 from pglease.backends.memory import MemoryBackend
 from pglease.backends.postgres import PostgresBackend
 from pglease.backends.redis import RedisBackend
@@ -16,6 +17,7 @@ RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 STORES = (
     (PostgresBackend("postgresql://localhost"), "`postgresql://…`"),
     (RedisBackend("redis://localhost"), "`redis://…`, `rediss://…`, `valkey://…`, `redis+sentinel://…`"),
+    (KubernetesBackend, "`kubernetes://namespace`"),
     (MemoryBackend(), "`memory://`"),
 )
 
