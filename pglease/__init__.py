@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from pglease.backends.memory import MemoryBackend
     from pglease.backends.postgres import PostgresBackend
     from pglease.backends.redis import RedisBackend
+    from pglease.backends.sqlite import SQLiteBackend
 
 __version__ = "0.1.0"
 
@@ -94,6 +95,7 @@ __all__ = [
     "RedisBackend",
     "ReentrantError",
     "ReleaseError",
+    "SQLiteBackend",
     "acquire",
     "assert_held",
     "cleanup_expired",
@@ -117,6 +119,7 @@ _LAZY = {
     "MemoryBackend": "pglease.backends.memory",
     "PostgresBackend": "pglease.backends.postgres",
     "RedisBackend": "pglease.backends.redis",
+    "SQLiteBackend": "pglease.backends.sqlite",
 }
 
 

@@ -7,6 +7,7 @@ Locks are replaced, not released: a thread that held one at the fork does not ex
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import Protocol
 
@@ -18,7 +19,28 @@ class Forgetful(Protocol):
         """Drop what belongs to the parent, without using or closing it."""
 
 
+class Restless(Protocol):
+    """Something that must not be at work while the process forks."""
+
+    def rest(self) -> None:
+        """Come to rest, before the fork. Takes a bounded time and raises nothing."""
+
+    def resume(self) -> None:
+        """Go on, in the parent."""
+
+
 _inheritance: weakref.WeakSet[Forgetful] = weakref.WeakSet()
+_restless: weakref.WeakSet[Restless] = weakref.WeakSet()
+
+
+class _Here(threading.local):
+    """What this thread brought to rest: two threads may fork at once."""
+
+    def __init__(self) -> None:
+        self.resting: list[Restless] = []
+
+
+_here = _Here()
 _graveyard: list[object] = []
 
 
@@ -27,15 +49,32 @@ def forget_in_children(thing: Forgetful) -> None:
     _inheritance.add(thing)
 
 
+def rest_at_forks(thing: Restless) -> None:
+    """Call `thing.rest()` before every fork from now on and `thing.resume()` after it. Keeps no strong reference."""
+    _restless.add(thing)
+
+
 def bury(thing: object) -> None:
     """Keep an inherited object for ever: its finalizer would act on sockets that are the parent's."""
     _graveyard.append(thing)
 
 
+def _before_fork() -> None:
+    _here.resting = list(_restless)
+    for thing in _here.resting:
+        thing.rest()
+
+
+def _after_fork_in_parent() -> None:
+    while _here.resting:
+        _here.resting.pop().resume()
+
+
 def _after_fork_in_child() -> None:
+    _here.resting = []
     for thing in list(_inheritance):
         thing.forget()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -24,8 +24,9 @@ def open_backend(url: str, **knobs: Any) -> Backend:
     Args:
         url: `postgresql://…` (also `postgres://` and `postgresql+driver://`), libpq's `host=… dbname=…`; `redis://…`,
             `rediss://…`, `valkey://…`, `redis+sentinel://…`; `kubernetes://namespace` for the Leases of a cluster
-            (`?pglease.context=…`, `?pglease.kubeconfig=…`); or `memory://` for the threads of one process
-            (`memory://name` for a store apart). Knobs of the store may stand in its query as `?pglease.pool_size=8`.
+            (`?pglease.context=…`, `?pglease.kubeconfig=…`); `sqlite:///file` for the processes of one host
+            (`sqlite:////absolute/file`); or `memory://` for the threads of one process (`memory://name` for a store
+            apart). Knobs of the store may stand in its query as `?pglease.pool_size=8`.
         knobs: the same knobs as keywords.
 
     Raises:
@@ -83,25 +84,39 @@ def _read(name: str, value: str) -> Any:
 def _postgres(address: str, knobs: dict[str, Any]) -> Backend:
     from pglease.backends.postgres import PostgresBackend
 
-    unknown = sorted(knobs.keys() - _knobs_of(PostgresBackend))
-    if unknown:
-        raise ConfigurationError(*(f"PostgreSQL has no knob {name!r}" for name in unknown))
+    _check_knobs("PostgreSQL", PostgresBackend, knobs)
     return PostgresBackend(address, **knobs)
 
 
 def _redis(address: str, knobs: dict[str, Any]) -> Backend:
     from pglease.backends.redis import RedisBackend
 
-    unknown = sorted(knobs.keys() - _knobs_of(RedisBackend))
-    if unknown:
-        raise ConfigurationError(*(f"Redis has no knob {name!r}" for name in unknown))
+    _check_knobs("Redis", RedisBackend, knobs)
     return RedisBackend(address, **knobs)
 
 
-def _knobs_of(store: type) -> set[str]:
+def _check_knobs(kind: str, store: type, knobs: Mapping[str, Any]) -> None:
+    """Refuse what is no keyword of the store's."""
     from inspect import Parameter, signature
 
-    return {name for name, knob in signature(store).parameters.items() if knob.kind is Parameter.KEYWORD_ONLY}
+    known = {name for name, knob in signature(store).parameters.items() if knob.kind is Parameter.KEYWORD_ONLY}
+    unknown = sorted(knobs.keys() - known)
+    if unknown:
+        raise ConfigurationError(*(f"{kind} has no knob {name!r}" for name in unknown))
+
+
+def _sqlite(address: str, knobs: dict[str, Any]) -> Backend:
+    from pglease.backends.sqlite import SQLiteBackend
+
+    path, _, query = address.partition("://")[2].partition("?")
+    if query:
+        raise ConfigurationError(f"an address of SQLite has no parameters but ?pglease.*, not {query!r}")
+    if not path.startswith("/") or path == "/":
+        raise ConfigurationError(
+            f"an address of SQLite is sqlite:///file (relative) or sqlite:////absolute/file, not {address!r}"
+        )
+    _check_knobs("SQLite", SQLiteBackend, knobs)
+    return SQLiteBackend(unquote(path[1:]), **knobs)
 
 
 def _memory(address: str, knobs: dict[str, Any]) -> Backend:
@@ -134,6 +149,7 @@ _OPENERS: dict[str, Callable[[str, dict[str, Any]], Backend]] = {
     "rediss": _redis,
     "valkey": _redis,
     "valkeys": _redis,
+    "sqlite": _sqlite,
     "memory": _memory,
     "kubernetes": _kubernetes,
     "": _postgres,

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 import click
 
@@ -109,13 +110,26 @@ def store_address(dsn: str | None, local: bool, environment: Mapping[str, str] =
     if dsn and local:
         raise CommandError("--dsn and --local contradict each other: choose one", USAGE)
     if local:
-        return f"sqlite:///{_state_directory(environment) / 'pglease' / 'leases.db'}"
+        return f"sqlite:///{quote(str(_local_directory(environment) / 'leases.db'))}"
     for address in (dsn, environment.get("PGLEASE_URL"), environment.get("DATABASE_URL")):
         if address:
             return address
     if any(environment.get(name) for name in ("PGHOST", "PGSERVICE", "PGDATABASE")):
         return "postgresql://"
     raise CommandError(NO_STORE)
+
+
+def _local_directory(environment: Mapping[str, str]) -> Path:
+    return _state_directory(environment) / "pglease"
+
+
+def _make_local_directory() -> None:
+    """Make the directory of this user's lease file; nobody else can enter it."""
+    directory = _local_directory(os.environ)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"--local keeps its leases in {directory}, which cannot be made: {error.strerror}") from None
 
 
 def _state_directory(environment: Mapping[str, str]) -> Path:
@@ -138,7 +152,10 @@ def address_from(ctx: click.Context) -> str:
         if dsn and local:
             break
         here = here.parent
-    return store_address(dsn, local)
+    address = store_address(dsn, local)
+    if local:
+        _make_local_directory()
+    return address
 
 
 def open_client(ctx: click.Context, **options: Any) -> PGLease:

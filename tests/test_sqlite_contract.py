@@ -1,0 +1,70 @@
+"""SQLite keeps the contract."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from pglease.backends.base import Backend
+from pglease.backends.sqlite import SQLiteBackend
+from pglease.testing.contract import BackendContract
+from pglease.testing.harness import Harness, budget
+from tests.support.sqlite_files import StoppedInRecovery
+
+AGE = """
+UPDATE pglease_leases SET acquired_ns = acquired_ns - :by, heartbeat_ns = heartbeat_ns - :by,
+                          expires_ns = expires_ns - :by
+"""
+
+
+class SQLiteHarness(Harness):
+    """A new file; time passes by moving what it noted into the past."""
+
+    tick = 30.0  # passes at once: so long that no slow machine spoils a test
+    slack = 10.0
+    model_runs = 60
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._opened: list[SQLiteBackend] = []
+        self._stopped: StoppedInRecovery | None = None
+
+    def open(self) -> Backend:
+        backend = SQLiteBackend(self._path)
+        self._opened.append(backend)
+        return backend
+
+    def pass_time(self, seconds: float) -> None:
+        with closing(sqlite3.connect(self._path, timeout=10, isolation_level=None)) as connection:
+            connection.execute(AGE, {"by": round(seconds * 1e9)})
+
+    def break_link(self) -> None:
+        SQLiteBackend(self._path).get("anything", budget())  # or there is no file yet that somebody could be in
+        self._stopped = StoppedInRecovery(self._path)
+
+    def mend_link(self) -> None:
+        assert self._stopped is not None
+        self._stopped.end()
+        self._stopped = None
+
+    def restart(self) -> None:
+        """Let the last connection close: SQLite then writes its log into the file and deletes it."""
+        for backend in self._opened:
+            backend._file.drop()
+        assert not self._path.with_name(self._path.name + "-wal").exists()
+
+    def close(self) -> None:
+        if self._stopped is not None:
+            self._stopped.end()
+
+
+class TestSQLite(BackendContract):
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> Iterator[Harness]:
+        harness = SQLiteHarness(tmp_path / "leases.db")
+        yield harness
+        harness.close()
