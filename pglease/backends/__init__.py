@@ -115,6 +115,7 @@ def _sqlite(address: str, knobs: dict[str, Any]) -> Backend:
         raise ConfigurationError(
             f"an address of SQLite is sqlite:///file (relative) or sqlite:////absolute/file, not {address!r}"
         )
+    knobs.pop("connect_timeout", None)  # the client keeps to it; opening a file takes no time of its own
     _check_knobs("SQLite", SQLiteBackend, knobs)
     return SQLiteBackend(unquote(path[1:]), **knobs)
 

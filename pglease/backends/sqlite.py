@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pglease import options
-from pglease.backends.base import Budget, Traits
+from pglease.backends.base import Budget, FencesNothing, KeepsNoQueue, Traits, WakesNobody
 from pglease.backends.sqlite_file import LeaseFile
 from pglease.errors import BackendMisconfigured, ConfigurationError
 from pglease.records import (
@@ -36,7 +36,14 @@ from pglease.records import (
 )
 from pglease.schema import DEFAULT_TABLE, table_names
 
-TRAITS = Traits(kind="SQLite", clock="host boot clock", shared_by="processes", durable=True)
+TRAITS = Traits(
+    kind="SQLite",
+    clock="host boot clock",
+    shared_by="processes",
+    durable=True,
+    slots=True,
+    caveat="one host: a reboot frees everything",
+)
 MOST_TOKEN = 2**63 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -128,7 +135,7 @@ class _Sight:
         )
 
 
-class SQLiteBackend:
+class SQLiteBackend(WakesNobody, KeepsNoQueue, FencesNothing):
     """Leases in an SQLite file, for the processes of one host. See `Backend` for the verbs.
 
     Args:

@@ -64,8 +64,6 @@ def translated(error: sqlite3.Error, path: Path, *, committing: bool = False) ->
 def _cannot_open(path: Path, said: str) -> BackendError:
     if not path.parent.is_dir():
         return BackendMisconfigured(f"the directory {path.parent} of the lease file does not exist: make it first")
-    if path.is_dir():
-        return BackendMisconfigured(f"{path} is a directory, not a lease file")
     if not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.R_OK)):
         return BackendMisconfigured(
             f"{path} cannot be opened: this user needs access to the file, and write access to its directory"

@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import sqlite3
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,11 @@ class LeaseFile:
         """Whether `close` was called."""
         return self._closed.is_set()
 
+    def refuse_closed(self) -> None:
+        """Say so if it was closed."""
+        if self.closed:
+            raise BackendClosed(f"the store {self.path} was closed")
+
     @property
     def host(self) -> Host:
         """The host that we run on; read at the first use."""
@@ -90,8 +96,8 @@ class LeaseFile:
 
         def transaction(connection: sqlite3.Connection) -> T:
             connection.execute("BEGIN IMMEDIATE")
-            self.refuse_moved(self.writer)  # under the lock: a file put here before we had it would be another's
             answer = talk(connection)
+            self.refuse_moved(self.writer)  # as late as can be: a grant in a file that has gone would exclude nobody
             self.writer.committing = True
             connection.execute("COMMIT")
             return answer
@@ -102,11 +108,12 @@ class LeaseFile:
         """Talk; while somebody else has the lock, try again until the budget is spent."""
         pause, again = FIRST_PAUSE, True
         while True:
+            self.refuse_closed()
             try:
                 return link.lend(talk, budget)
             except Busy as busy:
                 left = budget.left()
-                if left <= 0 or self.closed:
+                if left <= 0:
                     raise BackendUnavailable(f"{busy} that does not let go of it") from busy
             except (TablesChanged, Moved):
                 if not again:
@@ -121,8 +128,6 @@ class LeaseFile:
 
     def opened(self) -> tuple[sqlite3.Connection, Identity]:
         """Return a new connection to a file that was found fit, and which file that is."""
-        if self.closed:
-            raise BackendClosed(f"the store {self.path} was closed")
         self._refuse_unfit()
         before = self._identity_now()
         mode = "rwc" if self.create else "rw"
@@ -150,6 +155,8 @@ class LeaseFile:
         found = self._stat()
         if found is None and not self.create:
             raise BackendMisconfigured(f"there is no lease file {self.path}, and auto_initialize is off")
+        if found is not None and not stat.S_ISREG(found.st_mode):
+            raise BackendMisconfigured(f"{self.path} is no regular file, and cannot be a lease file")
         if found is not None and found.st_nlink > 1:
             raise BackendMisconfigured(
                 f"{self.path} has more than one name (hard links), under which SQLite would take it for several files"
@@ -304,8 +311,7 @@ class Link:
             self._lock.release()
 
     def _ready(self) -> sqlite3.Connection:
-        if self._file.closed:
-            raise BackendClosed(f"the store {self._file.path} was closed")
+        self._file.refuse_closed()  # again: it may have been closed while we waited for our turn
         if self._connection is None:
             self._connection, self.identity = self._file.opened()
         self._settle()

@@ -110,10 +110,26 @@ def test_scrubbing_knows_the_decoded_form_too():
     assert "p@ss" not in scrub('password is "p@ss"', ["postgresql://me:p%40ss@host/db"])
 
 
-def test_the_store_that_does_not_exist_yet_is_an_honest_error(nothing_set, monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def test_a_state_directory_of_any_name_is_written_as_an_address():
+    address = store_address(None, local=True, environment={"XDG_STATE_HOME": "/a b?c%"})
+
+    assert address == "sqlite:////a%20b%3Fc%25/pglease/leases.db"
+
+
+def test_local_makes_a_directory_that_nobody_else_can_enter(nothing_set, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
     code = main(["--local", "list"])
 
-    assert code in (0, 125)
-    assert "Traceback" not in capsys.readouterr().err
+    assert (code, capsys.readouterr().err) == (0, "pglease: no leases\n")
+    assert (tmp_path / "state" / "pglease" / "leases.db").is_file()
+    assert (tmp_path / "state" / "pglease").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_state_directory_that_cannot_be_made_is_named(nothing_set, monkeypatch, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+
+    assert main(["--local", "list"]) == 125
+
+    assert str(tmp_path / "file" / "pglease") in capsys.readouterr().err

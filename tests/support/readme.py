@@ -10,6 +10,7 @@ from pglease.backends.kubernetes import KubernetesBackend
 from pglease.backends.memory import MemoryBackend
 from pglease.backends.postgres import PostgresBackend
 from pglease.backends.redis import RedisBackend
+from pglease.backends.sqlite import SQLiteBackend
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -18,6 +19,7 @@ STORES = (
     (PostgresBackend("postgresql://localhost"), "`postgresql://…`"),
     (RedisBackend("redis://localhost"), "`redis://…`, `rediss://…`, `valkey://…`, `redis+sentinel://…`"),
     (KubernetesBackend, "`kubernetes://namespace`"),
+    (SQLiteBackend("leases.db"), "`sqlite:///file`"),
     (MemoryBackend(), "`memory://`"),
 )
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 LOCKS, LOCKED = 120, 8
@@ -74,3 +77,10 @@ class StoppedWhileWriting(_Stopped):
     """Somebody who was stopped inside a transaction: nobody else can write."""
 
     script = WRITE
+
+
+@contextmanager
+def plain(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection of nobody's, autocommit, to look behind everybody's back."""
+    with closing(sqlite3.connect(path, timeout=10, isolation_level=None)) as connection:
+        yield connection

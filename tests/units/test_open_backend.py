@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pglease import ConfigurationError, MemoryBackend, PGLease, PostgresBackend, open_backend
+from pglease import ConfigurationError, MemoryBackend, PGLease, PostgresBackend, SQLiteBackend, open_backend
 
 URL = "postgresql://user:hunter22@db.example/shop"
 
@@ -19,6 +19,45 @@ def test_addresses_of_postgresql(url):
 @pytest.mark.parametrize("url", ["memory://", "memory://shop"])
 def test_addresses_of_memory(url):
     assert isinstance(open_backend(url), MemoryBackend)
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///leases.db", "leases.db"),
+        ("sqlite:///a/../b/leases.db", "a/../b/leases.db"),
+        ("sqlite:////var/lib/leases.db", "/var/lib/leases.db"),
+        ("sqlite:////var/a%20b%3Fc%25.db", "/var/a b?c%.db"),
+        ("sqlite:////var/leases.db?pglease.table_name=jobs", "/var/leases.db"),
+    ],
+)
+def test_addresses_of_sqlite_have_three_slashes_for_a_relative_path_and_four_for_an_absolute_one(
+    url, path, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+
+    backend = open_backend(url)
+
+    assert isinstance(backend, SQLiteBackend)
+    assert backend.path == tmp_path / path
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite://", "sqlite:///", "sqlite://leases.db", "sqlite://host/leases.db", "sqlite:///a.db?mode=ro"]
+)
+def test_an_address_of_sqlite_that_names_no_file_says_how_it_is_written(url):
+    with pytest.raises(ConfigurationError, match="SQLite"):
+        open_backend(url)
+
+
+def test_knobs_of_a_server_are_none_of_sqlites_but_the_clients_own_time():
+    PGLease("sqlite:///leases.db", table_name="jobs", connect_timeout=3).close()
+
+    with pytest.raises(ConfigurationError, match="SQLite has no knob 'pool_size'"):
+        PGLease("sqlite:///leases.db", pool_size=3)
+    with pytest.raises(ConfigurationError, match="SQLite has no knob 'schema'"):
+        open_backend("sqlite:///leases.db?pglease.schema=ops")
 
 
 def test_nothing_is_connected():
