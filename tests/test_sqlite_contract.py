@@ -43,7 +43,8 @@ class SQLiteHarness(Harness):
             connection.execute(AGE, {"by": round(seconds * 1e9)})
 
     def break_link(self) -> None:
-        SQLiteBackend(self._path).get("anything", budget())  # or there is no file yet that somebody could be in
+        # Somebody else is at work in the file, and stays: otherwise there is no log that one could be stopped in.
+        self.open().get("anything", budget())
         self._stopped = StoppedInRecovery(self._path)
 
     def mend_link(self) -> None:
@@ -60,6 +61,8 @@ class SQLiteHarness(Harness):
     def close(self) -> None:
         if self._stopped is not None:
             self._stopped.end()
+        for backend in self._opened:
+            backend.close()
 
 
 class TestSQLite(BackendContract):

@@ -97,12 +97,18 @@ def _redis(address: str, knobs: dict[str, Any]) -> Backend:
 
 def _check_knobs(kind: str, store: type, knobs: Mapping[str, Any]) -> None:
     """Refuse what is no keyword of the store's."""
-    from inspect import Parameter, signature
-
-    known = {name for name, knob in signature(store).parameters.items() if knob.kind is Parameter.KEYWORD_ONLY}
-    unknown = sorted(knobs.keys() - known)
+    unknown = sorted(knobs.keys() - _knobs_of(store))
     if unknown:
         raise ConfigurationError(*(f"{kind} has no knob {name!r}" for name in unknown))
+
+
+def _knobs_of(store: type) -> set[str]:
+    """Return what an address may say; a clock is for those who build the store by hand."""
+    from inspect import Parameter, signature
+
+    return {name for name, knob in signature(store).parameters.items() if knob.kind is Parameter.KEYWORD_ONLY} - {
+        "clock"
+    }
 
 
 def _sqlite(address: str, knobs: dict[str, Any]) -> Backend:
@@ -131,8 +137,7 @@ def _memory(address: str, knobs: dict[str, Any]) -> Backend:
 def _kubernetes(address: str, knobs: dict[str, Any]) -> Backend:
     from pglease.backends.kubernetes import KubernetesBackend
 
-    known = _knobs_of(KubernetesBackend) - {"clock"}
-    unknown = [f"Kubernetes has no knob {name!r}" for name in sorted(knobs.keys() - known)]
+    unknown = [f"Kubernetes has no knob {name!r}" for name in sorted(knobs.keys() - _knobs_of(KubernetesBackend))]
     namespace, _, more = address.partition("://")[2].rstrip("/").partition("?")
     if more:
         unknown.append(

@@ -180,7 +180,10 @@ class LeaseFile:
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             if mode != "wal":
                 raise BackendMisconfigured(f"{self.path}: SQLite cannot use its write-ahead log on this file system")
-        if not self._found(connection):
+        connection.execute("BEGIN")  # one snapshot: somebody may be making them
+        found = self._found(connection)
+        connection.execute("COMMIT")
+        if not found:
             self._make(connection)
 
     def _found(self, connection: sqlite3.Connection) -> bool:

@@ -85,6 +85,21 @@ def test_a_missing_table_is_not_made_when_that_is_switched_off(path, worker, ali
     assert worker("bob", auto_initialize=False).names() == []
 
 
+def test_tables_that_somebody_makes_while_we_look_are_ours_all_the_same(alice, bob, monkeypatch) -> None:
+    real = sqlite_file._columns
+
+    def meanwhile(connection, table):
+        found = real(connection, table)
+        monkeypatch.undo()
+        bob.names()
+        return found
+
+    monkeypatch.setattr(sqlite_file, "_columns", meanwhile)
+
+    alice.hold("job")
+    bob.is_refused("job")
+
+
 # -- what is not ours --------------------------------------------------------------------------------------------------
 
 
