@@ -20,6 +20,7 @@ from pglease.current import assert_held, current_lease
 from pglease.decorator import SKIPPED
 from pglease.default import (
     acquire,
+    acquire_many,
     cleanup_expired,
     configure,
     default_client,
@@ -27,10 +28,15 @@ from pglease.default import (
     get_lease,
     held,
     holding,
+    leader_election,
     list_leases,
+    lock,
+    read_write_lock,
     release,
     renew,
+    semaphore,
     singleton_task,
+    task_lock,
     try_acquire,
     wait_for_lease,
 )
@@ -61,6 +67,12 @@ if TYPE_CHECKING:
     from pglease.backends.postgres import PostgresBackend
     from pglease.backends.redis import RedisBackend
     from pglease.backends.sqlite import SQLiteBackend
+    from pglease.primitives.election import LeaderElection
+    from pglease.primitives.lock import Lock
+    from pglease.primitives.many import LeaseGroup
+    from pglease.primitives.read_write import ReadWriteLock
+    from pglease.primitives.semaphore import Semaphore
+    from pglease.primitives.task_lock import TaskLock
 
 __version__ = "0.1.0"
 
@@ -79,9 +91,12 @@ __all__ = [
     "FencedError",
     "HeartbeatError",
     "HeldLease",
+    "LeaderElection",
     "Lease",
     "LeaseContext",
+    "LeaseGroup",
     "LeaseLostError",
+    "Lock",
     "Loss",
     "LossReason",
     "MemoryBackend",
@@ -92,11 +107,15 @@ __all__ = [
     "PGLease",
     "PgleaseError",
     "PostgresBackend",
+    "ReadWriteLock",
     "RedisBackend",
     "ReentrantError",
     "ReleaseError",
     "SQLiteBackend",
+    "Semaphore",
+    "TaskLock",
     "acquire",
+    "acquire_many",
     "assert_held",
     "cleanup_expired",
     "configure",
@@ -106,11 +125,16 @@ __all__ = [
     "get_lease",
     "held",
     "holding",
+    "leader_election",
     "list_leases",
+    "lock",
     "open_backend",
+    "read_write_lock",
     "release",
     "renew",
+    "semaphore",
     "singleton_task",
+    "task_lock",
     "try_acquire",
     "wait_for_lease",
 ]
@@ -120,11 +144,17 @@ _LAZY = {
     "PostgresBackend": "pglease.backends.postgres",
     "RedisBackend": "pglease.backends.redis",
     "SQLiteBackend": "pglease.backends.sqlite",
+    "Lock": "pglease.primitives.lock",
+    "TaskLock": "pglease.primitives.task_lock",
+    "LeaderElection": "pglease.primitives.election",
+    "ReadWriteLock": "pglease.primitives.read_write",
+    "Semaphore": "pglease.primitives.semaphore",
+    "LeaseGroup": "pglease.primitives.many",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Load a backend when its name is first used, so that `import pglease` loads no driver."""
+    """Load what is not used by everybody when its name is first used; so `import pglease` loads no driver."""
     if name in _LAZY:
         from importlib import import_module
 

@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast, overload
 
 from pglease import clock, forks, options
 from pglease.backends import Backend, open_backend
@@ -31,6 +31,22 @@ from pglease.schema import DEFAULT_TABLE
 from pglease.slots import OncePer
 from pglease.slots import once_per as slots_of
 from pglease.taking import Taking, not_acquired
+
+if TYPE_CHECKING:
+    from pglease.primitives.arguments import (
+        ElectionOptions,
+        GroupOptions,
+        LockOptions,
+        ReadWriteOptions,
+        SemaphoreOptions,
+        TaskLockOptions,
+    )
+    from pglease.primitives.election import LeaderElection
+    from pglease.primitives.lock import Lock
+    from pglease.primitives.many import GroupContext
+    from pglease.primitives.read_write import ReadWriteLock
+    from pglease.primitives.semaphore import Semaphore
+    from pglease.primitives.task_lock import TaskLock
 
 log = logging.getLogger("pglease")
 
@@ -256,7 +272,7 @@ class PGLease:
             fair=fair,
             on_lost=on_lost,
         )
-        self._check_traits(wanted)
+        self.check_traits(wanted)
         return LeaseContext(self, wanted, raise_on_failure=raise_on_failure)
 
     def try_acquire(
@@ -327,7 +343,7 @@ class PGLease:
                 metadata=metadata,
                 fair=fair,
             )
-        self._check_traits(wanted)
+        self.check_traits(wanted)
         taken = self.taking.take(wanted, poll=poll, cancel=cancel)
         if isinstance(taken, NotAcquired):
             raise not_acquired(taken, wanted, cancelled=cancel is not None and cancel.is_set())
@@ -368,10 +384,61 @@ class PGLease:
         checked = name if isinstance(name, str) and not ("{" in name or "}" in name) else "checked at each call"
         slots = None if once_per is None else slots_of(once_per)
         wanted = options.hold_options(checked, ttl, wait=wait, min_hold=min_hold, max_hold=max_hold, once_per=slots)
-        self._check_traits(wanted)
+        self.check_traits(wanted)
         return singleton_decorator(lambda: self, name, wanted, skip_if_locked=skip_if_locked, on_skip=on_skip)
 
-    def _check_traits(self, wanted: HoldOptions) -> None:
+    # -- the primitives ------------------------------------------------------------------------------------------------
+
+    def lock(self, name: str, ttl: Duration = 60, **wanted: Unpack[LockOptions]) -> Lock:
+        """Return a `Lock`; it asks for nothing yet. Arguments as for the class."""
+        from pglease.primitives.lock import Lock
+
+        return Lock(self, name, ttl, **wanted)
+
+    def task_lock(self, name: str, ttl: Duration = 60, **wanted: Unpack[TaskLockOptions]) -> TaskLock:
+        """Return a `TaskLock`; it asks for nothing yet. Arguments as for the class."""
+        from pglease.primitives.task_lock import TaskLock
+
+        return TaskLock(self, name, ttl, **wanted)
+
+    def leader_election(self, name: str, ttl: Duration = 15, **wanted: Unpack[ElectionOptions]) -> LeaderElection:
+        """Return a `LeaderElection`; it does not campaign yet. Arguments as for the class."""
+        from pglease.primitives.election import LeaderElection
+
+        return LeaderElection(self, name, ttl, **wanted)
+
+    def read_write_lock(self, name: str, ttl: Duration = 60, **wanted: Unpack[ReadWriteOptions]) -> ReadWriteLock:
+        """Return a `ReadWriteLock`; it asks for nothing yet. Arguments as for the class."""
+        from pglease.primitives.read_write import ReadWriteLock
+
+        return ReadWriteLock(self, name, ttl, **wanted)
+
+    def semaphore(self, name: str, limit: int, ttl: Duration = 60, **wanted: Unpack[SemaphoreOptions]) -> Semaphore:
+        """Return a `Semaphore`; it asks for nothing yet. Arguments as for the class."""
+        from pglease.primitives.semaphore import Semaphore
+
+        return Semaphore(self, name, limit, ttl, **wanted)
+
+    def acquire_many(self, names: Iterable[str], ttl: Duration = 60, **wanted: Unpack[GroupOptions]) -> GroupContext:
+        """Return a context manager that holds all of several leases for its block, or none.
+
+        It binds a `LeaseGroup` (true), or the `NotAcquired` (false) of one that somebody else has. Nobody waits while
+        it holds a part, so there is no deadlock.
+
+        Args:
+            names: 1 to 1000 different names, in any order.
+            ttl: as for `acquire`.
+            wanted: `raise_on_failure`, `wait`, `max_hold`, `metadata`, `on_lost`, as for `acquire`; `wait` is for all.
+
+        Raises:
+            ConfigurationError: for every broken rule.
+        """
+        from pglease.primitives.many import GroupContext
+
+        return GroupContext(self, names, ttl, **wanted)
+
+    def check_traits(self, wanted: HoldOptions) -> None:
+        """Refuse what this store cannot do, by the name of the trait."""
         if wanted.fair:
             self._need_trait("fair", "fair=True")
         if wanted.once_per is not None:

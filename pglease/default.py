@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pglease import options
 from pglease.backends import Backend
@@ -19,6 +19,22 @@ from pglease.handles import HeldLease
 from pglease.records import Lease
 from pglease.slots import OncePer
 from pglease.slots import once_per as slots_of
+
+if TYPE_CHECKING:
+    from pglease.primitives.arguments import (
+        ElectionOptions,
+        GroupOptions,
+        LockOptions,
+        ReadWriteOptions,
+        SemaphoreOptions,
+        TaskLockOptions,
+    )
+    from pglease.primitives.election import LeaderElection
+    from pglease.primitives.lock import Lock
+    from pglease.primitives.many import GroupContext
+    from pglease.primitives.read_write import ReadWriteLock
+    from pglease.primitives.semaphore import Semaphore
+    from pglease.primitives.task_lock import TaskLock
 
 _lock = threading.RLock()
 _client: PGLease | None = None
@@ -116,6 +132,36 @@ def cleanup_expired(older_than: options.Duration = 0) -> int:
 def force_release(name: str, fencing_token: int) -> bool:
     """End somebody's hold, with the default client. See `PGLease.force_release`."""
     return default_client().force_release(name, fencing_token)
+
+
+def lock(name: str, ttl: options.Duration = 60, **wanted: Unpack[LockOptions]) -> Lock:
+    """Return a `Lock` of the default client. See `PGLease.lock`."""
+    return default_client().lock(name, ttl, **wanted)
+
+
+def task_lock(name: str, ttl: options.Duration = 60, **wanted: Unpack[TaskLockOptions]) -> TaskLock:
+    """Return a `TaskLock` of the default client. See `PGLease.task_lock`."""
+    return default_client().task_lock(name, ttl, **wanted)
+
+
+def leader_election(name: str, ttl: options.Duration = 15, **wanted: Unpack[ElectionOptions]) -> LeaderElection:
+    """Return a `LeaderElection` of the default client. See `PGLease.leader_election`."""
+    return default_client().leader_election(name, ttl, **wanted)
+
+
+def read_write_lock(name: str, ttl: options.Duration = 60, **wanted: Unpack[ReadWriteOptions]) -> ReadWriteLock:
+    """Return a `ReadWriteLock` of the default client. See `PGLease.read_write_lock`."""
+    return default_client().read_write_lock(name, ttl, **wanted)
+
+
+def semaphore(name: str, limit: int, ttl: options.Duration = 60, **wanted: Unpack[SemaphoreOptions]) -> Semaphore:
+    """Return a `Semaphore` of the default client. See `PGLease.semaphore`."""
+    return default_client().semaphore(name, limit, ttl, **wanted)
+
+
+def acquire_many(names: Iterable[str], ttl: options.Duration = 60, **wanted: Unpack[GroupOptions]) -> GroupContext:
+    """Hold all of several leases for a block, or none, with the default client. See `PGLease.acquire_many`."""
+    return default_client().acquire_many(names, ttl, **wanted)
 
 
 def singleton_task(

@@ -62,6 +62,7 @@ class Hold:
         self.caller = caller
         self.began_at = term.sent_at
         self.client_owned = False
+        self.nested = 0
         self.in_block = False
         self.min_hold = wanted.min_hold
         if wanted.once_per is not None:
@@ -162,6 +163,18 @@ class Hold:
             return False
         self.keeper.end(self)
         return True
+
+    def nest(self) -> None:
+        """Count one more acquire by its holder."""
+        with self._lock:
+            self.nested += 1
+
+    def unnest(self) -> bool:
+        """Count one acquire less; False when this is the outermost, which ends it."""
+        with self._lock:
+            inner = self.nested > 0
+            self.nested -= inner
+            return inner
 
     def release_begun(self) -> None:
         """Note that one more request to release it is about to leave; there may be several at once."""

@@ -7,7 +7,10 @@ import os
 import sys
 import threading
 import weakref
-from typing import Any
+from typing import Any, TypeAlias
+
+Caller: TypeAlias = tuple[int, int]
+"""A thread and, on an event loop, a task: numbers of ours, which are never used again."""
 
 _numbers = itertools.count(1)
 _tasks: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -35,7 +38,7 @@ def default_owner() -> str:
     return f"{socket.gethostname()[:200] or 'localhost'}:{os.getpid()}:{os.urandom(4).hex()}"
 
 
-def current_caller() -> tuple[int, int]:
+def current_caller() -> Caller:
     """Return what tells this thread, and on an event loop this task, from all others, also from those that ended."""
     asyncio = sys.modules.get("asyncio")  # not loaded: no loop, no task, and no reason to load it
     if asyncio is None:

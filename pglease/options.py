@@ -28,6 +28,7 @@ Duration: TypeAlias = float | str | timedelta
 OnLost: TypeAlias = Literal["raise", "log"]
 
 MAX_NAME = 255
+MAX_STEM = 240
 MAX_METADATA_BYTES = 8192
 MAX_METADATA_DEPTH = 16
 MAX_DURATION = 100 * 365 * 86400.0
@@ -141,6 +142,13 @@ def text(value: str, argument: str) -> str:
         raise ConfigurationError(
             f"{argument} must have no control characters and no lone surrogates, not {unfit.group()!r} ({value!a})"
         )
+    return value
+
+
+def stem(value: str, argument: str) -> str:
+    """Check a name that others are made of, by appending to it: 1 to 240 characters."""
+    if len(text(value, argument)) > MAX_STEM:
+        raise ConfigurationError(f"{argument} must have at most {MAX_STEM} characters here, not {len(value)}")
     return value
 
 

@@ -225,7 +225,7 @@ class Taking:
     def _pause(self, cancel: threading.Event | None) -> Callable[[float], None]:
         """Return how a waiting call sleeps: until its time, a cancellation or the client's end."""
         if cancel is None:
-            return self._nap
+            return self.nap
 
         def nap(seconds: float) -> None:
             until = time.monotonic() + seconds
@@ -238,7 +238,8 @@ class Taking:
 
         return nap
 
-    def _nap(self, seconds: float) -> None:
+    def nap(self, seconds: float) -> None:
+        """Sleep, or less when the client is closed: then `BackendClosed`."""
         if self.closed.wait(seconds):
             self.refuse_if_closed()
 
@@ -281,6 +282,13 @@ class Taking:
         """Return what this client has or had last by that name, if it was not given back."""
         self.refuse_if_closed()
         return self.holds.get(options.text(name, "name"))
+
+    def held_here(self, matches: Callable[[str], bool]) -> str | None:
+        """Return a name that matches and that this thread or task holds, or None."""
+        caller = identity.current_caller()
+        with self._lock:
+            holds = [hold for hold in self.holds.values() if hold.caller == caller and matches(hold.name)]
+        return next((hold.name for hold in holds if hold.held()), None)
 
     def names(self) -> list[str]:
         """Return the names in the book, in order."""
@@ -340,7 +348,7 @@ def not_acquired(refused: NotAcquired, wanted: HoldOptions, *, cancelled: bool =
     if refused.lease is not None and refused.retry_after:
         until = f" until {refused.lease.expires_at:%Y-%m-%d %H:%M:%S} UTC ({refused.retry_after:.1f} s left)"
     facts: dict[str, Any] = {"name": refused.name, "held_by": refused.held_by, "retry_after": refused.retry_after}
-    if not wanted.wait:
+    if wanted.wait is None:
         return AcquisitionError(f"the lease {refused.name!r} is {holder}{until}", **facts)
     how = "the wait was cancelled" if cancelled else f"{timedelta(seconds=wanted.wait)} were not enough"
     return AcquireTimeout(f"the lease {refused.name!r} is still {holder}{until}: {how}", **facts)

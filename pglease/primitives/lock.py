@@ -1,0 +1,233 @@
+"""`Lock`: a lease in the manner of `threading.Lock`, among all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pglease import current, identity, options
+from pglease.errors import NotOwnedError, ReentrantError
+from pglease.handles import HeldLease, Hold, NotAcquired
+from pglease.options import Duration, HoldOptions, OnLost
+from pglease.taking import not_acquired
+
+if TYPE_CHECKING:
+    from pglease.client import PGLease
+
+
+class Lock:
+    """One holder at a time, and whoever comes next waits. Renewed in the background while it is held.
+
+    It may be shared by threads, kept for long, or built anew for each use (`Lock(leases, f"order:{number}")` costs a
+    few microseconds). Whoever holds it may hand it on: any thread may release it.
+
+    Args:
+        leases: the client.
+        name, ttl, min_hold, max_hold, metadata, heartbeat, fair, on_lost: as for `PGLease.acquire`.
+        reentrant: what a nested acquire by the same thread or task does, also through another `Lock` of that name on
+            the same client. False (default): `ReentrantError`, for it would wait for itself. True: it is counted, keeps
+            token and handle, and as many releases end it.
+
+    Raises:
+        ConfigurationError: every broken rule at once.
+    """
+
+    __slots__ = ("_blocks", "_lease", "_reentrant", "_wanted", "leases")
+
+    def __init__(
+        self,
+        leases: PGLease,
+        name: str,
+        ttl: Duration = 60,
+        *,
+        reentrant: bool = False,
+        min_hold: Duration | None = None,
+        max_hold: Duration | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        heartbeat: bool = True,
+        fair: bool = False,
+        on_lost: OnLost = "raise",
+    ) -> None:
+        self.leases = leases
+        self._reentrant = options.flag(reentrant, "reentrant")
+        self._wanted: HoldOptions = options.hold_options(
+            name,
+            ttl,
+            min_hold=min_hold,
+            max_hold=max_hold,
+            metadata=metadata,
+            heartbeat=heartbeat,
+            fair=fair,
+            on_lost=on_lost,
+        )
+        if fair:
+            leases.check_traits(self._wanted)
+        self._lease: HeldLease | None = None
+        self._blocks: dict[identity.Caller, list[HeldLease]] = {}
+
+    @property
+    def name(self) -> str:
+        """The lease's name."""
+        return self._wanted.name
+
+    # -- taking --------------------------------------------------------------------------------------------------------
+
+    def acquire(self, timeout: Duration | None = None) -> HeldLease:
+        """Wait until it is ours; `release` ends it.
+
+        Args:
+            timeout: seconds to wait at most; None (default) waits for ever, 0 asks once.
+
+        Raises:
+            AcquireTimeout: somebody else has it still. Nothing is held.
+            ReentrantError: this thread or task has it through this client.
+            BackendError: nothing is held, or lapses by itself.
+        """
+        wait = float("inf") if timeout is None else options.seconds(timeout, "timeout", zero=True, forever=True)
+        wanted = replace(self._wanted, wait=wait)
+        lease = self._again() or self.leases.taking.take(wanted)
+        if isinstance(lease, NotAcquired):
+            raise not_acquired(lease, wanted)
+        self._lease = lease
+        return lease
+
+    def acquire_nowait(self) -> HeldLease | NotAcquired:
+        """Ask once: a `HeldLease` (true), or a `NotAcquired` (false) that says who has it.
+
+        Raises:
+            ReentrantError: this thread or task has it through this client.
+            BackendError: nothing is held, or lapses by itself.
+        """
+        lease = self._again()
+        if lease is None:
+            if self.owned():
+                raise ReentrantError(f"this thread already holds {self.name!r} through this client", name=self.name)
+            taken = self.leases.taking.take(self._wanted)
+            if isinstance(taken, NotAcquired):
+                return taken
+            lease = taken
+        self._lease = lease
+        return lease
+
+    def _again(self) -> HeldLease | None:
+        """Count one more nested acquire, if that is allowed and this is one."""
+        if not self._reentrant:
+            return None
+        hold = self._own_hold()
+        lease = None if hold is None or hold.handle is None else hold.handle()
+        if lease is not None:
+            lease._hold.nest()
+        return lease
+
+    def _own_hold(self) -> Hold | None:
+        """Return what this thread or task holds by this name, through whatever object of the client."""
+        hold = self.leases.taking.holds.get(self.name)
+        return hold if hold is not None and hold.held() and hold.caller == identity.current_caller() else None
+
+    # -- what is -------------------------------------------------------------------------------------------------------
+
+    @property
+    def lease(self) -> HeldLease | None:
+        """The handle of the last acquire through this object, also if it is over; None before."""
+        return self._lease
+
+    def locked(self) -> bool:
+        """Tell whether anybody holds it, by the store: a look, which changes nothing."""
+        record = self.leases.get_lease(self.name)
+        return record is not None and not record.is_expired()
+
+    def owned(self) -> bool:
+        """Tell whether this thread or task holds it through this client, without asking the store."""
+        return self._own_hold() is not None
+
+    def extend(self, ttl: Duration | None = None) -> HeldLease:
+        """Extend what was acquired through this object; the token stays. See `HeldLease.renew`.
+
+        Raises:
+            NotOwnedError: nothing is held, or it has ended: lapsed, taken, released.
+            BackendUnavailable: unknown; belief does not grow.
+        """
+        lease = self._mine()
+        lease.renew(ttl)
+        return lease
+
+    # -- leaving -------------------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """End what was acquired through this object, from any thread; of nested ones the innermost.
+
+        Raises:
+            NotOwnedError: nothing is held, or it has ended before: lapsed, taken, released.
+            ReleaseError: the store could not confirm it; over here, lapses there by its ttl.
+        """
+        lease = self._mine()
+        if lease._hold.unnest():
+            return
+        if not lease.release():
+            raise NotOwnedError(f"the lock {self.name!r} had ended before it was released", name=self.name)
+
+    def _mine(self) -> HeldLease:
+        lease = self._lease
+        if lease is None or not lease.held:
+            how = "nothing was acquired through it" if lease is None else "its hold has ended"
+            raise NotOwnedError(f"the lock {self.name!r} is not held: {how}", name=self.name)
+        return lease
+
+    # -- as a block ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def hold(self, timeout: Duration | None = None) -> Iterator[HeldLease]:
+        """Return a block that waits for at most `timeout` seconds. Otherwise as the lock itself as a block."""
+        with _Block(self, self.acquire(timeout)) as lease:
+            yield lease
+
+    def __enter__(self) -> HeldLease:
+        """Wait for ever, then hold it for the block.
+
+        Leaving after a loss raises `LeaseLostError`, unless the block raised already or `on_lost="log"`.
+        """
+        lease = _Block(self, self.acquire()).__enter__()
+        self._blocks.setdefault(identity.current_caller(), []).append(lease)
+        return lease
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _Block(self, self._innermost()).__exit__(kind, error, trace)
+
+    def _innermost(self) -> HeldLease:
+        """Return the handle of this caller's innermost block; of any block, if another caller leaves it."""
+        caller = identity.current_caller()
+        if caller not in self._blocks:
+            caller = next(iter(self._blocks))
+        lease = self._blocks[caller].pop()
+        if not self._blocks[caller]:
+            del self._blocks[caller]
+        return lease
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.name!r}, {'held' if self._lease is not None and self._lease.held else 'not held'} here>"
+
+
+class _Block:
+    """The stretch during which a handle is held; of nested ones the outermost releases."""
+
+    def __init__(self, lock: Lock, lease: HeldLease) -> None:
+        self._lock = lock
+        self._lease = lease
+
+    def __enter__(self) -> HeldLease:
+        self._lease._hold.in_block = True
+        current.enter(self._lease)
+        return self._lease
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        current.leave(self._lease)
+        hold = self._lease._hold
+        if not hold.unnest():
+            self._lock.leases.taking.leave(hold, error)

@@ -1,0 +1,267 @@
+"""`ReadWriteLock`: many readers, or one writer.
+
+Readers hold `NAME#reader:0`, `NAME#reader:1` and so on, a writer `NAME#writer`. Whoever comes first raises its own flag
+and looks at the other's afterwards, so of a reader and a writer who come together at least one sees the other. A
+writer's flag keeps new readers out while it waits for the present ones to end; while it waits, its lease is short.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pglease import current, options
+from pglease.errors import NotOwnedError, ReentrantError
+from pglease.handles import HeldLease, NotAcquired
+from pglease.options import Duration, OnLost
+from pglease.primitives import talk
+from pglease.primitives.talk import Deadline, List, Look, Renew, Take, Talk
+from pglease.records import Lease
+from pglease.taking import not_acquired
+
+if TYPE_CHECKING:
+    from pglease.client import PGLease
+
+READER = "#reader:"
+WRITER = "#writer"
+INTENT_TTL = 5.0
+"""Seconds for which a writer that died while it waited keeps readers out, at most."""
+_TTL = "pglease_ttl"
+_NUMBER = re.compile(r"[0-9]+\Z")
+
+
+class ReadWriteLock:
+    """Many readers at a time, or one writer. Writers go first: one that waits keeps new readers out.
+
+    `read()` and `write()` are blocks, `acquire_read()` and `acquire_write()` return handles. To become a writer, a
+    reader has to release first (`ReentrantError` otherwise, for it would wait for itself); a writer may become a reader
+    without a gap by `downgrade`.
+
+    Args:
+        leases: the client.
+        name: the lock, 1 to 240 characters.
+        ttl, metadata, max_hold, on_lost: as for `PGLease.acquire`.
+
+    Raises:
+        ConfigurationError: every broken rule at once.
+    """
+
+    def __init__(
+        self,
+        leases: PGLease,
+        name: str,
+        ttl: Duration = 60,
+        *,
+        max_hold: Duration | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        on_lost: OnLost = "raise",
+    ) -> None:
+        with options.all_problems() as problems:
+            wanted = problems.check(
+                options.hold_options, name, ttl, max_hold=max_hold, metadata=metadata, on_lost=on_lost
+            )
+            problems.check(options.stem, name, "name")
+        self.leases = leases
+        self.name = wanted.name
+        self._reader = wanted
+        # A lapsed hold ends a ttl after its last renewal, a released one before that: the ttl tells the two apart.
+        self._writer = replace(wanted, name=self.name + WRITER, metadata={**wanted.metadata, _TTL: wanted.ttl})
+
+    # -- taking --------------------------------------------------------------------------------------------------------
+
+    def acquire_read(self, timeout: Duration | None = None) -> HeldLease:
+        """Wait until no writer holds or wants it, and hold it together with other readers.
+
+        Args:
+            timeout: seconds to wait at most; None (default) waits for ever, 0 asks once.
+
+        Raises:
+            AcquireTimeout: a writer has it still. Nothing is held.
+            ReentrantError: this thread or task writes through this client.
+            BackendError: nothing is held, or lapses by itself.
+        """
+        return self._acquire(self.reading, timeout)
+
+    def acquire_write(self, timeout: Duration | None = None) -> HeldLease:
+        """Wait until nobody holds it, and hold it alone. As `acquire_read`.
+
+        Raises:
+            ReentrantError: this thread or task reads or writes through this client.
+        """
+        return self._acquire(self.writing, timeout)
+
+    def _acquire(self, conversation: Any, timeout: Duration | None) -> HeldLease:
+        wait = float("inf") if timeout is None else options.seconds(timeout, "timeout", zero=True, forever=True)
+        taken = talk.run(conversation(wait), self.leases)
+        if isinstance(taken, NotAcquired):
+            raise not_acquired(taken, replace(self._reader, wait=wait))
+        assert isinstance(taken, HeldLease)
+        return taken
+
+    @contextmanager
+    def read(self, timeout: Duration | None = None) -> Iterator[HeldLease]:
+        """Return a block for reading."""
+        yield from self._block(self.acquire_read(timeout))
+
+    @contextmanager
+    def write(self, timeout: Duration | None = None) -> Iterator[HeldLease]:
+        """Return a block for writing."""
+        yield from self._block(self.acquire_write(timeout))
+
+    def _block(self, lease: HeldLease) -> Iterator[HeldLease]:
+        lease._hold.in_block = True
+        current.enter(lease)
+        error: BaseException | None = None
+        try:
+            yield lease
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            current.leave(lease)
+            self.leases.taking.leave(lease._hold, error)
+
+    def downgrade(self, writing: HeldLease) -> HeldLease:
+        """Turn a writer's hold into a reader's, with no writer in between; return the reader's handle.
+
+        Raises:
+            NotOwnedError: it is no live hold of a writer of this lock.
+        """
+        self._check_writer(writing)
+        return talk.run(self.downgrading(writing), self.leases)
+
+    def _check_writer(self, writing: HeldLease) -> None:
+        if writing.name != self._writer.name or not writing.held:
+            raise NotOwnedError(f"{writing!r} does not write under {self.name!r}", name=self.name)
+
+    # -- what is -------------------------------------------------------------------------------------------------------
+
+    @property
+    def generation(self) -> int:
+        """The token of the present or the last writer, by the store; 0 before the first."""
+        record = self.leases.get_lease(self._writer.name)
+        return record.fencing_token if record is not None else 0
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether the last writer's lease ran out, by the store: what it wrote may be half done."""
+        record = self.leases.get_lease(self._writer.name)
+        if record is None or not record.is_expired():
+            return False
+        ran_for = (record.expires_at - record.heartbeat_at).total_seconds()
+        ttl = record.metadata.get(_TTL)
+        return isinstance(ttl, int | float) and abs(ran_for - ttl) < 0.001
+
+    def readers(self) -> list[Lease]:
+        """Return the records of those who read, by the store."""
+        return _live(self.name, self.leases.list_leases(self.name + READER))
+
+    # -- how it is got -------------------------------------------------------------------------------------------------
+
+    def reading(self, wait: float | None) -> Talk[HeldLease | NotAcquired]:
+        """Return the talk of one acquire for reading."""
+        deadline = Deadline(wait)
+        self._refuse_to_wait(deadline, lambda name: name == self._writer.name)
+        while True:
+            writer = yield Look(self._writer.name)
+            if writer is None or writer.is_expired():
+                taken = yield from self._raise_flag()
+                writer = yield from self._writer_beside(taken)
+                if writer is None:
+                    return taken
+            if deadline.over():
+                return talk.refused(self.name, writer)
+            yield deadline.pause(writer.time_remaining())
+
+    def _raise_flag(self) -> Talk[HeldLease]:
+        """Take a reader's place, one that was left if there is one: so there are as few records as places."""
+        tried: set[int] = set()
+        while True:
+            known = _numbered(self.name, (yield List(self.name + READER, ended=True)))
+            left = [number for number, record in known.items() if record.is_expired() and number not in tried]
+            beyond = max([*known, *tried], default=-1) + 1
+            number = random.choice(left or [beyond, beyond + 1, beyond + 2])  # not in step with others
+            taken: HeldLease | NotAcquired = yield Take(replace(self._reader, name=f"{self.name}{READER}{number}"))
+            if isinstance(taken, HeldLease):
+                return taken
+            tried.add(number)
+
+    def _writer_beside(self, reading: HeldLease) -> Talk[Lease | None]:
+        """Look once more, with the flag up; if there is a writer, take it down again."""
+        try:
+            writer: Lease | None = yield Look(self._writer.name)
+        except BaseException:
+            talk.abandon(reading, self.leases)
+            raise
+        if writer is None or writer.is_expired():
+            return None
+        talk.abandon(reading, self.leases)
+        return writer
+
+    def writing(self, wait: float | None) -> Talk[HeldLease | NotAcquired]:
+        """Return the talk of one acquire for writing."""
+        deadline = Deadline(wait)
+        self._refuse_to_wait(deadline, lambda name: name == self._writer.name or self._is_reader(name))
+        intent = replace(self._writer, ttl=min(self._writer.ttl, INTENT_TTL))
+        while True:
+            taken: HeldLease | NotAcquired = yield Take(deadline.of(intent))
+            if isinstance(taken, NotAcquired):
+                return NotAcquired(self.name, taken.lease, taken.retry_after)
+            try:
+                reader = yield from self._wait_for_readers(taken, deadline)
+            except BaseException:
+                talk.abandon(taken, self.leases)
+                raise
+            if reader is None and taken.held:
+                return taken
+            talk.abandon(taken, self.leases)
+            if deadline.over():
+                return talk.refused(self.name, reader)
+
+    def _wait_for_readers(self, writing: HeldLease, deadline: Deadline) -> Talk[Lease | None]:
+        """Wait until nobody reads, then lengthen the intent; return a reader if time was over before."""
+        while writing.held:
+            reading = _live(self.name, (yield List(self.name + READER)))
+            if not reading:
+                if writing._hold.ttl != self._writer.ttl:
+                    yield Renew(writing, self._writer.ttl)
+                return None
+            if deadline.over():
+                return reading[0]
+            yield deadline.pause(min(record.time_remaining() for record in reading))
+        return None
+
+    def downgrading(self, writing: HeldLease) -> Talk[HeldLease]:
+        """Return the talk of a downgrade."""
+        reading = yield from self._raise_flag()
+        talk.abandon(writing, self.leases)
+        return reading
+
+    def _refuse_to_wait(self, deadline: Deadline, matches: Callable[[str], bool]) -> None:
+        """Refuse what would wait for this caller's own hold."""
+        held = None if deadline.over() else self.leases.taking.held_here(matches)
+        if held is not None:
+            raise ReentrantError(
+                f"this thread already holds {held!r} through this client; waiting for it would never end",
+                name=self.name,
+            )
+
+    def _is_reader(self, name: str) -> bool:
+        return name.startswith(self.name + READER) and _NUMBER.match(name[len(self.name + READER) :]) is not None
+
+    def __repr__(self) -> str:
+        return f"<ReadWriteLock {self.name!r}>"
+
+
+def _numbered(name: str, records: list[Lease]) -> dict[int, Lease]:
+    """Return the readers' places of this lock, and of no other whose name begins alike."""
+    places = {record.task_name[len(name + READER) :]: record for record in records}
+    return {int(number): record for number, record in places.items() if _NUMBER.match(number)}
+
+
+def _live(name: str, records: list[Lease]) -> list[Lease]:
+    return [record for record in _numbered(name, records).values() if not record.is_expired()]

@@ -1,0 +1,207 @@
+"""`Semaphore`: at most so many holders at a time, each with a lease and a token of its own."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pglease import current, identity, options
+from pglease.errors import ConfigurationError, NotOwnedError
+from pglease.handles import HeldLease, NotAcquired
+from pglease.options import Duration, OnLost
+from pglease.primitives import talk
+from pglease.primitives.talk import Deadline, List, Take, Talk
+from pglease.records import Lease
+from pglease.taking import not_acquired
+
+if TYPE_CHECKING:
+    from pglease.client import PGLease
+
+SLOT = "#slot:"
+GATE = "#gate"
+MOST_SLOTS = 10_000
+_NUMBER = re.compile(r"[0-9]+\Z")
+
+
+class Semaphore:
+    """At most `limit` holders at a time, over all processes.
+
+    The slots are leases called `NAME#slot:0`, `NAME#slot:1` and so on. Whoever waits holds `NAME#gate` meanwhile, so
+    that one at a time looks for a free slot and the others sleep.
+
+    Args:
+        leases: the client.
+        name: the semaphore, 1 to 240 characters.
+        limit: 1 to 10,000. Processes may disagree: a smaller limit counts everybody who holds, and lets the others end.
+        ttl, min_hold, max_hold, metadata, on_lost: as for `PGLease.acquire`.
+        fair: serve those who wait in the order of their arrival, on stores that can (`traits.fair`).
+
+    Raises:
+        ConfigurationError: every broken rule at once.
+    """
+
+    def __init__(
+        self,
+        leases: PGLease,
+        name: str,
+        limit: int,
+        ttl: Duration = 60,
+        *,
+        min_hold: Duration | None = None,
+        max_hold: Duration | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        fair: bool = False,
+        on_lost: OnLost = "raise",
+    ) -> None:
+        with options.all_problems() as problems:
+            self._limit = problems.check(_limit, limit)
+            wanted = problems.check(
+                options.hold_options,
+                name,
+                ttl,
+                min_hold=min_hold,
+                max_hold=max_hold,
+                metadata=metadata,
+                fair=fair,
+                on_lost=on_lost,
+            )
+            problems.check(options.stem, name, "name")
+        leases.check_traits(wanted)
+        self.leases = leases
+        self.name = wanted.name
+        self._slot = replace(wanted, fair=False)
+        self._gate = options.HoldOptions(wanted.name + GATE, min(wanted.ttl, 5.0), fair=fair, on_lost="log")
+        self._blocks: dict[identity.Caller, list[HeldLease]] = {}
+
+    @property
+    def limit(self) -> int:
+        """How many may hold at a time. May be set; it counts from the next acquire on."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        self._limit = _limit(limit)
+
+    def acquire(self, timeout: Duration | None = None) -> HeldLease:
+        """Wait for a slot; the handle's `release` gives it back.
+
+        Args:
+            timeout: seconds to wait at most; None (default) waits for ever, 0 asks once.
+
+        Raises:
+            AcquireTimeout: all slots are taken still. Nothing is held.
+            BackendError: nothing is held, or lapses by itself.
+        """
+        wait = float("inf") if timeout is None else options.seconds(timeout, "timeout", zero=True, forever=True)
+        taken = talk.run(self.conversation(wait), self.leases)
+        if isinstance(taken, NotAcquired):
+            raise not_acquired(taken, replace(self._slot, name=self.name, wait=wait))
+        return taken
+
+    def acquire_nowait(self) -> HeldLease | NotAcquired:
+        """Ask once: a `HeldLease` (true), or a `NotAcquired` (false) that names one of the holders."""
+        return talk.run(self.conversation(None), self.leases)
+
+    def holders(self) -> list[Lease]:
+        """Return the records of those who hold a slot, by the store."""
+        return [record for _, record in _live(self.name, self.leases.list_leases(self.name + SLOT))]
+
+    @contextmanager
+    def hold(self, timeout: Duration | None = None) -> Iterator[HeldLease]:
+        """Return a block that waits for at most `timeout` seconds."""
+        lease = self._enter(self.acquire(timeout))
+        error: BaseException | None = None
+        try:
+            yield lease
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._leave(lease, error)
+
+    def __enter__(self) -> HeldLease:
+        """Wait for ever, then hold a slot for the block."""
+        lease = self._enter(self.acquire())
+        self._blocks.setdefault(identity.current_caller(), []).append(lease)
+        return lease
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        caller = identity.current_caller()
+        if caller not in self._blocks:
+            raise NotOwnedError(f"this thread has entered no block of {self.name!r}", name=self.name)
+        lease = self._blocks[caller].pop()
+        if not self._blocks[caller]:
+            del self._blocks[caller]
+        self._leave(lease, error)
+
+    def _enter(self, lease: HeldLease) -> HeldLease:
+        lease._hold.in_block = True
+        current.enter(lease)
+        return lease
+
+    def _leave(self, lease: HeldLease, error: BaseException | None) -> None:
+        current.leave(lease)
+        self.leases.taking.leave(lease._hold, error)
+
+    # -- how a slot is got ---------------------------------------------------------------------------------------------
+
+    def conversation(self, wait: float | None) -> Talk[HeldLease | NotAcquired]:
+        """Return the talk of one acquire."""
+        deadline = Deadline(wait)
+        if not self._gate.fair or deadline.over():
+            taken = yield from self._try_once()
+            if isinstance(taken, HeldLease) or deadline.over():
+                return taken
+        gate = yield Take(deadline.of(self._gate))
+        if isinstance(gate, NotAcquired):
+            return gate
+        try:
+            return (yield from self._wait_at(gate, deadline))
+        finally:
+            talk.abandon(gate, self.leases)
+
+    def _wait_at(self, gate: HeldLease, deadline: Deadline) -> Talk[HeldLease | NotAcquired]:
+        """Hold the gate and take the first slot that is free."""
+        while True:
+            taken = yield from self._try_once()
+            if isinstance(taken, HeldLease) or deadline.over():
+                return taken
+            if not gate.held:  # paused for long: others may be at the gate
+                return (yield from self.conversation(deadline.left()))
+            yield deadline.pause(taken.retry_after)
+
+    def _try_once(self) -> Talk[HeldLease | NotAcquired]:
+        """Look for free slots and try them in a random order, since others look too."""
+        live = _live(self.name, (yield List(self.name + SLOT)))
+        taken = {number for number, _ in live}
+        room = self._limit - len(live)
+        free = [number for number in range(self._limit) if number not in taken]
+        for number in random.sample(free, min(len(free), max(0, room), 3)):
+            answer = yield Take(replace(self._slot, name=f"{self.name}{SLOT}{number}", wait=None))
+            if isinstance(answer, HeldLease):
+                return answer
+        first = min((record for _, record in live), key=Lease.time_remaining, default=None)
+        return NotAcquired(self.name, first, first.time_remaining() if first is not None else 0.0)
+
+    def __repr__(self) -> str:
+        return f"<Semaphore {self.name!r}, limit {self._limit}>"
+
+
+def _limit(value: int) -> int:
+    number = options.count(value, "limit")
+    if number > MOST_SLOTS:
+        raise ConfigurationError(f"limit must be at most {MOST_SLOTS}, not {value!r}")
+    return number
+
+
+def _live(name: str, records: list[Lease]) -> list[tuple[int, Lease]]:
+    """Return the slots of this semaphore, and of no other whose name begins alike, that somebody holds."""
+    numbered = [(record.task_name[len(name + SLOT) :], record) for record in records]
+    return [(int(number), record) for number, record in numbered if _NUMBER.match(number) and not record.is_expired()]

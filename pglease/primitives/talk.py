@@ -1,0 +1,165 @@
+"""What the primitives with more than one lease say to a client, as generators; carried out with threads or on a loop.
+
+A generator yields what it wants and gets the answer sent back. It never blocks and reads no clock but the one it is
+sent, so the same rules serve both faces.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Generator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+
+from pglease import clock
+from pglease.handles import HeldLease, NotAcquired
+from pglease.options import HoldOptions
+
+if TYPE_CHECKING:
+    from pglease.client import PGLease
+
+T = TypeVar("T")
+
+LONGEST_PAUSE = 1.0
+"""Seconds between two looks at most, for releases that nobody announced."""
+
+
+class Take(NamedTuple):
+    """Ask for a lease, waiting as its options say: a `HeldLease` or a `NotAcquired`."""
+
+    wanted: HoldOptions
+
+
+class Look(NamedTuple):
+    """Read one record, or None."""
+
+    name: str
+
+
+class List(NamedTuple):
+    """Read the records that begin with a prefix, in the order of their names."""
+
+    prefix: str
+    ended: bool = False
+
+
+class Renew(NamedTuple):
+    """Extend a hold by hand; an error is raised into the generator."""
+
+    lease: HeldLease
+    ttl: float
+
+
+class Pause(NamedTuple):
+    """Let so many seconds pass."""
+
+    seconds: float
+
+
+Wish: TypeAlias = Take | Look | List | Renew | Pause
+Talk: TypeAlias = Generator[Wish, Any, T]
+
+
+class Deadline:
+    """The end of a wait.
+
+    Args:
+        seconds: None asks once.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self.until = clock.now() + (seconds or 0.0)
+        self._once = not seconds
+
+    def left(self) -> float:
+        """Return the seconds left, never below 0."""
+        return max(0.0, self.until - clock.now())
+
+    def over(self) -> bool:
+        """Tell whether there is no time for another try."""
+        return self._once or self.left() <= 0
+
+    def of(self, wanted: HoldOptions) -> HoldOptions:
+        """Return the same options with what is left as their wait."""
+        return replace(wanted, wait=None if self._once else self.left())
+
+    def pause(self, retry_after: float) -> Pause:
+        """Return a pause until something may have changed, not in step with others, within the time that is left."""
+        seconds = min(retry_after + 0.005, LONGEST_PAUSE)
+        return Pause(min(self.left(), seconds * random.uniform(0.8, 1.0)))  # to spread, not to hide
+
+
+def run(talk: Talk[T], leases: PGLease) -> T:
+    """Carry a talk out in this thread."""
+    try:
+        wish = next(talk)
+        while True:
+            try:
+                answer = _grant(wish, leases)
+            except BaseException as error:  # noqa: BLE001  # the talk lets go of what it has, and raises it
+                wish = talk.throw(error)
+            else:
+                wish = talk.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    finally:
+        talk.close()
+
+
+def _grant(wish: Wish, leases: PGLease) -> Any:
+    if isinstance(wish, Take):
+        return leases.taking.take(wish.wanted)
+    if isinstance(wish, Pause):
+        return leases.taking.nap(wish.seconds)
+    return look(wish, leases)
+
+
+def look(wish: Look | List | Renew, leases: PGLease) -> Any:
+    """Grant a wish that takes one round trip."""
+    if isinstance(wish, Look):
+        return leases.get_lease(wish.name)
+    if isinstance(wish, List):
+        return leases.list_leases(wish.prefix, ended=wish.ended)
+    return wish.lease.renew(wish.ttl)
+
+
+async def arun(talk: Talk[T], leases: PGLease) -> T:
+    """Carry a talk out on the running event loop: a waiting task parks no thread."""
+    import asyncio
+
+    from pglease import drive
+
+    try:
+        wish = next(talk)
+        while True:
+            try:
+                if isinstance(wish, Take):
+                    answer: Any = await leases.taking.atake(wish.wanted)
+                elif isinstance(wish, Pause):
+                    answer = None
+                    await asyncio.sleep(wish.seconds)
+                else:
+                    answer = await drive.in_executor(functools.partial(look, wish, leases))
+            except BaseException as error:  # noqa: BLE001  # as above
+                wish = talk.throw(error)
+            else:
+                wish = talk.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    finally:
+        talk.close()
+
+
+def abandon(lease: HeldLease, leases: PGLease) -> None:
+    """Let go of a hold at once, without waiting for the store: it is given back in the background."""
+    hold = lease._hold
+    if hold.end():
+        leases.taking.drop(hold)
+        leases.heartbeat_manager.give_back.add(hold.name, hold.lease_id)
+
+
+def refused(name: str, record: Any) -> NotAcquired:
+    """Return the refusal of a primitive, with the record of one who stands in the way."""
+    left = record.time_remaining() if record is not None else 0.0
+    return NotAcquired(name, record, left)
