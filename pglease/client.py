@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -28,6 +29,7 @@ from pglease.heartbeat import HeartbeatManager
 from pglease.options import Duration, HoldOptions
 from pglease.records import Lease, Loss
 from pglease.schema import DEFAULT_TABLE
+from pglease.settings import Settings
 from pglease.slots import OncePer
 from pglease.slots import once_per as slots_of
 from pglease.taking import Taking, not_acquired
@@ -387,37 +389,50 @@ class PGLease:
         self.check_traits(wanted)
         return singleton_decorator(lambda: self, name, wanted, skip_if_locked=skip_if_locked, on_skip=on_skip)
 
-    # -- the primitives ------------------------------------------------------------------------------------------------
+    # -- the primitives: what code leaves open may be set by PGLEASE_* variables, see `pglease.settings` ---------------
 
-    def lock(self, name: str, ttl: Duration = 60, **wanted: Unpack[LockOptions]) -> Lock:
+    @functools.cached_property
+    def _settings(self) -> Settings:
+        return Settings()
+
+    def lock(self, name: str, ttl: Duration | None = None, **wanted: Unpack[LockOptions]) -> Lock:
         """Return a `Lock`; it asks for nothing yet. Arguments as for the class."""
         from pglease.primitives.lock import Lock
 
-        return Lock(self, name, ttl, **wanted)
+        return Lock(self, name, **self._settings.apply("lock", name, wanted, ttl=ttl))
 
-    def task_lock(self, name: str, ttl: Duration = 60, **wanted: Unpack[TaskLockOptions]) -> TaskLock:
+    def task_lock(self, name: str, ttl: Duration | None = None, **wanted: Unpack[TaskLockOptions]) -> TaskLock:
         """Return a `TaskLock`; it asks for nothing yet. Arguments as for the class."""
         from pglease.primitives.task_lock import TaskLock
 
-        return TaskLock(self, name, ttl, **wanted)
+        return TaskLock(self, name, **self._settings.apply("task_lock", name, wanted, ttl=ttl))
 
-    def leader_election(self, name: str, ttl: Duration = 15, **wanted: Unpack[ElectionOptions]) -> LeaderElection:
+    def leader_election(
+        self, name: str, ttl: Duration | None = None, **wanted: Unpack[ElectionOptions]
+    ) -> LeaderElection:
         """Return a `LeaderElection`; it does not campaign yet. Arguments as for the class."""
         from pglease.primitives.election import LeaderElection
 
-        return LeaderElection(self, name, ttl, **wanted)
+        return LeaderElection(self, name, **self._settings.apply("leader_election", name, wanted, ttl=ttl))
 
-    def read_write_lock(self, name: str, ttl: Duration = 60, **wanted: Unpack[ReadWriteOptions]) -> ReadWriteLock:
+    def read_write_lock(
+        self, name: str, ttl: Duration | None = None, **wanted: Unpack[ReadWriteOptions]
+    ) -> ReadWriteLock:
         """Return a `ReadWriteLock`; it asks for nothing yet. Arguments as for the class."""
         from pglease.primitives.read_write import ReadWriteLock
 
-        return ReadWriteLock(self, name, ttl, **wanted)
+        return ReadWriteLock(self, name, **self._settings.apply("read_write_lock", name, wanted, ttl=ttl))
 
-    def semaphore(self, name: str, limit: int, ttl: Duration = 60, **wanted: Unpack[SemaphoreOptions]) -> Semaphore:
+    def semaphore(
+        self, name: str, limit: int | None = None, ttl: Duration | None = None, **wanted: Unpack[SemaphoreOptions]
+    ) -> Semaphore:
         """Return a `Semaphore`; it asks for nothing yet. Arguments as for the class."""
         from pglease.primitives.semaphore import Semaphore
 
-        return Semaphore(self, name, limit, ttl, **wanted)
+        found = self._settings.apply("semaphore", name, wanted, limit=limit, ttl=ttl)
+        if "limit" not in found:
+            raise ConfigurationError(f"the semaphore {name!r} needs a limit")
+        return Semaphore(self, name, **found)
 
     def acquire_many(self, names: Iterable[str], ttl: Duration = 60, **wanted: Unpack[GroupOptions]) -> GroupContext:
         """Return a context manager that holds all of several leases for its block, or none.

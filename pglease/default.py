@@ -134,27 +134,33 @@ def force_release(name: str, fencing_token: int) -> bool:
     return default_client().force_release(name, fencing_token)
 
 
-def lock(name: str, ttl: options.Duration = 60, **wanted: Unpack[LockOptions]) -> Lock:
+def lock(name: str, ttl: options.Duration | None = None, **wanted: Unpack[LockOptions]) -> Lock:
     """Return a `Lock` of the default client. See `PGLease.lock`."""
     return default_client().lock(name, ttl, **wanted)
 
 
-def task_lock(name: str, ttl: options.Duration = 60, **wanted: Unpack[TaskLockOptions]) -> TaskLock:
+def task_lock(name: str, ttl: options.Duration | None = None, **wanted: Unpack[TaskLockOptions]) -> TaskLock:
     """Return a `TaskLock` of the default client. See `PGLease.task_lock`."""
     return default_client().task_lock(name, ttl, **wanted)
 
 
-def leader_election(name: str, ttl: options.Duration = 15, **wanted: Unpack[ElectionOptions]) -> LeaderElection:
+def leader_election(
+    name: str, ttl: options.Duration | None = None, **wanted: Unpack[ElectionOptions]
+) -> LeaderElection:
     """Return a `LeaderElection` of the default client. See `PGLease.leader_election`."""
     return default_client().leader_election(name, ttl, **wanted)
 
 
-def read_write_lock(name: str, ttl: options.Duration = 60, **wanted: Unpack[ReadWriteOptions]) -> ReadWriteLock:
+def read_write_lock(
+    name: str, ttl: options.Duration | None = None, **wanted: Unpack[ReadWriteOptions]
+) -> ReadWriteLock:
     """Return a `ReadWriteLock` of the default client. See `PGLease.read_write_lock`."""
     return default_client().read_write_lock(name, ttl, **wanted)
 
 
-def semaphore(name: str, limit: int, ttl: options.Duration = 60, **wanted: Unpack[SemaphoreOptions]) -> Semaphore:
+def semaphore(
+    name: str, limit: int | None = None, ttl: options.Duration | None = None, **wanted: Unpack[SemaphoreOptions]
+) -> Semaphore:
     """Return a `Semaphore` of the default client. See `PGLease.semaphore`."""
     return default_client().semaphore(name, limit, ttl, **wanted)
 

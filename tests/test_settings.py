@@ -1,0 +1,71 @@
+"""Options of the primitives from the environment."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pglease import ConfigurationError, MemoryBackend, PGLease
+from pglease.settings import Setting, Settings, in_a_variable
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [("cart", "CART"), ("order:42", "ORDER_3A_42"), ("Cart", "_43_ART"), ("a_b", "A_5F_B"), ("\u00fc", "_C3BC_")],
+)
+def test_a_name_in_a_variable(name, written):
+    assert in_a_variable(name) == written
+
+
+@given(st.text(max_size=8), st.text(max_size=8))
+def test_no_two_names_share_a_variable(one, other):
+    assert (in_a_variable(one) == in_a_variable(other)) == (one == other)
+
+
+def test_code_comes_first_then_the_name_then_the_kind():
+    settings = Settings({"PGLEASE_LOCK_TTL": "120", "PGLEASE_LOCK_CART_TTL": "30s", "PGLEASE_LOCK_CART_FAIR": "yes"})
+
+    assert settings.apply("lock", "cart", {}) == {"ttl": "30s", "fair": True}
+    assert settings.apply("lock", "order", {}) == {"ttl": "120"}
+    assert settings.apply("lock", "cart", {"fair": False}, ttl=5) == {"ttl": 5, "fair": False}
+    assert settings.apply("task_lock", "cart", {}) == {}
+
+
+def test_it_can_be_explained():
+    settings = Settings({"PGLEASE_SEMAPHORE_DB_LIMIT": "3", "PGLEASE_SEMAPHORE_TTL": "9"})
+
+    found = settings.explain("semaphore", "db", {"on_lost": "log"})
+
+    assert Setting("limit", 3, "PGLEASE_SEMAPHORE_DB_LIMIT") in found
+    assert Setting("ttl", "9", "PGLEASE_SEMAPHORE_TTL") in found
+    assert Setting("on_lost", "log", "code") in found
+    assert Setting("fair", None, "default") in found
+
+
+@pytest.mark.parametrize(("variable", "value"), [("PGLEASE_LOCK_FAIR", "perhaps"), ("PGLEASE_SEMAPHORE_LIMIT", "many")])
+def test_what_cannot_be_read_is_said_with_its_variable(variable, value):
+    kind = variable.split("_")[1].lower()
+
+    with pytest.raises(ConfigurationError, match=f"{variable} must be .*'{value}'"):
+        Settings({variable: value}).apply(kind, "x", {})
+
+
+def test_a_client_applies_it(monkeypatch):
+    monkeypatch.setenv("PGLEASE_LOCK_CART_TTL", "2m")
+    monkeypatch.setenv("PGLEASE_SEMAPHORE_DB_LIMIT", "2")
+    with PGLease(MemoryBackend()) as leases:
+        with leases.lock("cart") as held:
+            assert 110 < held.remaining() < 120
+        with leases.lock("cart", 600) as held:
+            assert held.remaining() > 500
+        assert leases.semaphore("db").limit == 2
+        assert leases.semaphore("db", 3).limit == 3
+        with pytest.raises(ConfigurationError, match="'other' needs a limit"):
+            leases.semaphore("other")
+
+
+def test_a_wrong_value_is_refused_like_one_in_code(monkeypatch):
+    monkeypatch.setenv("PGLEASE_LOCK_TTL", "soon")
+    with PGLease(MemoryBackend()) as leases, pytest.raises(ConfigurationError, match="ttl must be a duration"):
+        leases.lock("cart")
