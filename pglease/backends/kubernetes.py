@@ -14,6 +14,7 @@ that and lifts its token above it before it calls the lease granted.
 from __future__ import annotations
 
 import builtins
+import logging
 import os
 import queue
 import threading
@@ -34,7 +35,7 @@ from pglease.backends.kubernetes_login import read_login, require_lightkube
 from pglease.backends.kubernetes_names import checked_namespace, object_name
 from pglease.backends.kubernetes_objects import NOTHING, Json, Row
 from pglease.backends.kubernetes_sightings import Sighting, Sightings
-from pglease.errors import BackendClosed, BackendError, BackendUnavailable
+from pglease.errors import BackendClosed, BackendError, BackendMisconfigured, BackendUnavailable
 from pglease.records import (
     Gone,
     Granted,
@@ -48,6 +49,8 @@ from pglease.records import (
     Request,
     Unknown,
 )
+
+log = logging.getLogger("pglease")
 
 A = TypeVar("A")
 
@@ -114,6 +117,7 @@ class KubernetesBackend(WakesNobody, KeepsNoQueue, FencesNothing):
     def _fresh(self) -> None:
         self._sightings = Sightings()
         self._mine: dict[str, _Seen] = {}
+        self._unreadable: set[str] = set()
 
     def __repr__(self) -> str:
         where = self._asked_namespace or "namespace of the credentials"
@@ -293,8 +297,18 @@ class KubernetesBackend(WakesNobody, KeepsNoQueue, FencesNothing):
 
     def _look_at_all(self, budget: Budget) -> builtins.list[_Seen]:
         self._must_be_open()
-        rows = (objects.named_row(found) for found in self._leases.all(budget))
+        rows = (self._readable(found) for found in self._leases.all(budget))
         return [self._saw(row) for row in rows if row is not None]
+
+    def _readable(self, found: Json) -> Row | None:
+        """Read an object of a list; one that somebody spoiled does not hide the others."""
+        try:
+            return objects.named_row(found)
+        except BackendMisconfigured as error:
+            name = found["metadata"]["name"]
+            log.log(logging.DEBUG if name in self._unreadable else logging.WARNING, "%s", error)
+            self._unreadable.add(name)
+            return None
 
     def _saw(self, row: Row) -> _Seen:
         return _Seen(row, self._sightings.saw(row.name, row.version, self._now()))

