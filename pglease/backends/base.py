@@ -190,7 +190,7 @@ class Subscription(Protocol):
     def next(self, seconds: float) -> Sequence[Change]:
         """Return what came since the last call, in its order, waiting for something for at most `seconds`.
 
-        Empty when nothing came. Hints about names that this client never marked may be among them.
+        Empty when nothing came. Hints about names that this client, or nobody, has marked may be among them.
 
         Raises:
             BackendUnavailable: the link broke: what was missed is unknown, and this subscription is over.

@@ -27,7 +27,7 @@ from typing import NamedTuple, TypeVar
 from pglease import clock as boot_clock
 from pglease import forks
 from pglease.backends import kubernetes_objects as objects
-from pglease.backends.base import Budget, FencesNothing, KeepsNoQueue, Traits, WakesNobody
+from pglease.backends.base import Budget, FencesNothing, KeepsNoQueue, Traits
 from pglease.backends.checks import Check
 from pglease.backends.kubernetes_api import Leases, Outrun, new_word
 from pglease.backends.kubernetes_http import Wire
@@ -35,6 +35,7 @@ from pglease.backends.kubernetes_login import read_login, require_lightkube
 from pglease.backends.kubernetes_names import checked_namespace, object_name
 from pglease.backends.kubernetes_objects import NOTHING, Json, Row
 from pglease.backends.kubernetes_sightings import Sighting, Sightings
+from pglease.backends.kubernetes_watch import Watch
 from pglease.errors import BackendClosed, BackendError, BackendMisconfigured, BackendUnavailable
 from pglease.records import (
     Gone,
@@ -59,6 +60,7 @@ _TRAITS = Traits(
     clock="observed change",
     shared_by="hosts",
     durable=True,
+    wakes_waiters=True,
     caveat="a newcomer waits a whole ttl behind a holder that crashed",
 )
 _FEW = 4
@@ -74,7 +76,7 @@ class _Seen(NamedTuple):
     since: Sighting
 
 
-class KubernetesBackend(WakesNobody, KeepsNoQueue, FencesNothing):
+class KubernetesBackend(KeepsNoQueue, FencesNothing):
     """A client of the Leases in one namespace. See `Backend` for the verbs, and the module for what a crash costs.
 
     Args:
@@ -118,6 +120,7 @@ class KubernetesBackend(WakesNobody, KeepsNoQueue, FencesNothing):
         self._sightings = Sightings()
         self._mine: dict[str, _Seen] = {}
         self._unreadable: set[str] = set()
+        self._watches: builtins.list[Watch] = []
 
     def __repr__(self) -> str:
         where = self._asked_namespace or "namespace of the credentials"
@@ -285,6 +288,23 @@ class KubernetesBackend(WakesNobody, KeepsNoQueue, FencesNothing):
         self._side_by_side(delete, doomed)
         return sum(deleted.get() for _ in range(deleted.qsize()))
 
+    def listen(self, budget: Budget) -> Watch | None:
+        """See `WakingBackend.listen`. Needs the rights to list and to watch; without them nothing is heard: None."""
+        self._must_be_open()
+        try:
+            watch = Watch(self._leases, self._saw, budget)
+        except BackendMisconfigured as error:
+            log.info("releases are not heard of, only looked for: %s", error)
+            return None
+        self._watches = [each for each in self._watches if not each.over] + [watch]
+        if self._leases.closing.is_set():
+            watch.close()
+        return watch
+
+    def mark(self, name: str, seconds: float, budget: Budget) -> bool:  # noqa: ARG002  # every change is heard here
+        """See `WakingBackend.mark`. Writes nothing: a watch hears of every change."""
+        return self._look(name, budget) is not None
+
     # -- looking, and since when -----------------------------------------------------------------------------------
 
     def _look(self, name: str, budget: Budget, *, reserved: bool = False) -> _Seen | None:
@@ -404,6 +424,8 @@ class KubernetesBackend(WakesNobody, KeepsNoQueue, FencesNothing):
     def close(self) -> None:
         """See `Backend.close`."""
         self._leases.closing.set()
+        while self._watches:
+            self._watches.pop().close()
         self._wire.close()
 
     # -- what operators ask for ----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from pglease.backends.base import Budget
-from pglease.backends.kubernetes_http import Answer, Wire
+from pglease.backends.kubernetes_http import Answer, Stream, Wire
 from pglease.backends.kubernetes_names import FLOOR
 from pglease.backends.kubernetes_objects import LABEL, Json, floor_object, floor_of, writer_of
 from pglease.errors import BackendMisconfigured, BackendUnavailable
@@ -106,6 +106,28 @@ class Leases:
             query["continue"] = page.get("metadata", {}).get("continue") or ""
             if not query["continue"]:
                 return
+
+    def present_version(self, budget: Budget) -> str:
+        """Return the version that a watch of our leases begins after."""
+        path = f"{self.path(budget)}?{urlencode({'labelSelector': '='.join(LABEL), 'limit': '1'})}"
+        found = _object(self.again(lambda: self.heard("GET", path, budget), budget), "list") or {}
+        return str(found.get("metadata", {}).get("resourceVersion") or "")
+
+    def stream(self, query: str, budget: Budget) -> Stream:
+        """Begin a watch.
+
+        Raises:
+            BackendUnavailable: worth another try, but for a version that the server has forgotten.
+            BackendMisconfigured: we may not watch.
+        """
+        stream = self.wire.open(f"{self.path(budget)}?{query}", budget)
+        if stream.reply.status == 200:
+            return stream
+        answer = stream.whole()
+        if answer.status in {_EXPIRED, _OVERLOADED} or answer.status >= _SERVER_TROUBLE:
+            raise _trouble(answer)
+        _object(answer, "watch")
+        raise BackendUnavailable(f"the Kubernetes API server answered a watch with {answer.status}")
 
     def floor(self, budget: Budget) -> int:
         """Read the floor of the tokens: that of every lease that was ever deleted is at most this."""

@@ -212,13 +212,24 @@ class Wire:
             connection.close()
         return Answer(reply.status, _read(raw), _seconds(reply.getheader("Retry-After")))
 
-    def open(self, path: str, budget: Budget) -> tuple[_Connection, http.client.HTTPResponse]:
-        """Begin a GET whose answer has no end, on a connection of its own; the caller closes it."""
+    def open(self, path: str, budget: Budget) -> Stream:
+        """Begin a GET whose answer has no end, on a connection of its own.
+
+        Raises:
+            BackendUnavailable: it could not be begun.
+        """
         login = self.login(budget)
+        stream = self._begun(login, path, budget)
+        if stream.reply.status == _UNKNOWN_TO_SERVER:
+            stream.close()
+            stream = self._begun(self.login(budget, instead_of=login), path, budget)
+        return stream
+
+    def _begun(self, login: Login, path: str, budget: Budget) -> Stream:
         connection = self._dialled(login, budget)
         try:
             connection.request("GET", connection.prefix + path, None, _Request("GET", path).headers(login))
-            return connection, connection.getresponse()
+            return Stream(connection, connection.getresponse())
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise unreachable(error, unknown=False) from None
@@ -362,10 +373,36 @@ class _Connection(http.client.HTTPConnection):
             return False
         return not _readable(self.line.raw)
 
+
+class Stream:
+    """An answer that goes on, line by line."""
+
+    def __init__(self, connection: _Connection, reply: http.client.HTTPResponse) -> None:
+        self._connection = connection
+        self.reply = reply
+
+    def listens_for(self, seconds: float) -> None:
+        """Let it go on for at most so long."""
+        self._connection.line.until = Budget.of(seconds, clock.now)
+
+    def whole(self) -> Answer:
+        """Read it to its end, and close it: it was no stream."""
+        try:
+            return Answer(self.reply.status, _read(self.reply.read()), _seconds(self.reply.getheader("Retry-After")))
+        except (OSError, http.client.HTTPException) as error:
+            raise unreachable(error, unknown=False) from None
+        finally:
+            self.close()
+
     def hang_up(self) -> None:
-        """Wake whoever reads from it, which closing would not."""
+        """End it from another thread, which closing would not wake."""
         with suppress(OSError):
-            socket.socket.shutdown(self.line.raw, socket.SHUT_RDWR)  # under TLS, whose own would disturb the reader
+            socket.socket.shutdown(self._connection.line.raw, socket.SHUT_RDWR)  # TLS's own would disturb the reader
+
+    def close(self) -> None:
+        """Close it."""
+        self.reply.close()
+        self._connection.close()
 
 
 def _readable(raw: socket.socket) -> bool:

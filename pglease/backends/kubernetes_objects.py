@@ -49,6 +49,7 @@ class Row:
         renewed_after: the span from there to the last renewal.
         expires_after: the span from there to the end of the hold.
         written_after: the span from there to the writing of this version.
+        foreign: whether the hold is another tool's.
         settled: whether its creator has read the floor of the tokens since it was created.
         version: uid and resourceVersion: every write names both.
         written_by: a random word of the write that made this version.
@@ -66,6 +67,7 @@ class Row:
     renewed_after: timedelta
     expires_after: timedelta
     written_after: timedelta
+    foreign: bool = False
     settled: bool = True
     version: tuple[str, str] = ("", "")
     written_by: str = ""
@@ -75,6 +77,11 @@ class Row:
     def left(self, elapsed: timedelta) -> timedelta:
         """Return what is left of the hold, `elapsed` after this version was written; negative once it is over."""
         return self.expires_after - self.written_after - elapsed
+
+    @property
+    def given_back(self) -> bool:
+        """Whether its holder, or somebody else, has ended it; it may still have to be waited out."""
+        return (self.lease_id is None and not self.foreign) or self.left(NOTHING) <= NOTHING
 
     def over(self, elapsed: timedelta) -> bool:
         """Tell whether the hold is over."""
@@ -139,7 +146,7 @@ def next_hold(last: Row, request: Request, floor: int, moment: datetime) -> Row:
 
 def renewed(row: Row, ttl: float, elapsed: timedelta) -> Row:
     """Return the row after a renewal."""
-    now = row.written_after + elapsed
+    now = max(row.written_after + elapsed, row.renewed_after + timedelta.resolution)  # a renewal is seen to be one
     return replace(row, renewed_after=now, expires_after=now + timedelta(seconds=ttl), written_after=now)
 
 
@@ -147,7 +154,7 @@ def given_back(row: Row, elapsed: timedelta, min_hold: float = 0.0) -> Row:
     """Return the row after a release: over at once, or at `min_hold`; one that had lapsed keeps its end."""
     now = row.written_after + elapsed
     ends = row.expires_after if row.over(elapsed) else max(now, timedelta(seconds=min_hold))
-    return replace(row, lease_id=None, expires_after=ends, written_after=now)
+    return replace(row, lease_id=None, foreign=False, expires_after=ends, written_after=now)
 
 
 # -- to and from the object -------------------------------------------------------------------------------------------
@@ -295,6 +302,7 @@ def _taken_by_another_tool(row: Row, found: Mapping[str, Any]) -> Row:
         row,
         owner_id=holder or "another tool",
         lease_id=None,
+        foreign=True,
         fencing_token=row.fencing_token + 1,
         metadata="",
         acquired_at=acquired_at,

@@ -143,6 +143,11 @@ class ApiServer:
         self.stop()
         self.start()
 
+    def cut(self) -> None:
+        """Cut every connection, and go on listening."""
+        if self._http is not None:
+            self._http.cut_all()
+
     def kubeconfig(self, path: Path, *, token: str = "", server: str = "", namespace: str = "default") -> Path:
         """Write a kubeconfig of this server with one context, `test`."""
         cluster: Json = {"server": server or self.url}

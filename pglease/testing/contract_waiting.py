@@ -87,7 +87,7 @@ class WaitingContract:
 
     @clauses("C16")
     def test_a_grant_of_a_marked_name_is_heard(self, world: World, ear: Ear) -> None:
-        world.alice.hold("job").released()
+        world.alice.hold("job", 60).released()  # some stores tell of names that nobody has marked, too
         assert world.carol.mark("job")
 
         world.bob.hold("job", 60)
@@ -116,7 +116,10 @@ class WaitingContract:
             world.bob.sees("job")
         hold.released()
 
-        assert ear.hears_next().what == "released"
+        heard = [ear.hears_next().what]
+        while heard[-1] != "released":
+            heard.append(ear.hears_next().what)
+        assert heard in (["released"], ["granted", "released"])  # of the grant, where unmarked names are heard of too
 
     @clauses("C16", "C3")
     def test_a_mark_outlives_the_hold_it_was_set_in(self, world: World, ear: Ear) -> None:

@@ -253,12 +253,12 @@ def test_a_namespace_that_does_not_exist(api: Api) -> None:
 
 def watched(api: Api, query: str) -> list[Json]:
     """Return all lines of a watch that ends by itself."""
-    connection, reply = api.wire.open(f"{PATH}?watch=1&{query}", Budget.of(20, clock.now))
+    stream = api.wire.open(f"{PATH}?watch=1&{query}", Budget.of(20, clock.now))
     try:
-        assert reply.status == 200
-        return [json.loads(line) for line in reply.read().splitlines()]
+        assert stream.reply.status == 200
+        return [json.loads(line) for line in stream.reply]
     finally:
-        connection.close()
+        stream.close()
 
 
 def test_a_watch_tells_what_came_after_a_version_until_its_time_is_over(api: Api) -> None:
@@ -294,11 +294,9 @@ def test_a_version_that_was_compacted_away_is_an_event_of_the_stream(cluster) ->
     cluster.worker("alice").hold("job")
     cluster.server.leases.compact()
 
-    connection, reply = wire.open(
-        f"{PATH.replace(NAMESPACE, 'jobs')}?watch=1&resourceVersion=1", Budget.of(5, clock.now)
-    )
-    (line,) = [json.loads(line) for line in reply.read().splitlines()]
-    connection.close()
+    stream = wire.open(f"{PATH.replace(NAMESPACE, 'jobs')}?watch=1&resourceVersion=1", Budget.of(5, clock.now))
+    (line,) = [json.loads(line) for line in stream.reply]
+    stream.close()
     wire.close()
 
     assert (line["type"], line["object"]["code"], line["object"]["reason"]) == ("ERROR", 410, "Expired")
