@@ -63,6 +63,7 @@ from pglease.records import Lease, Loss, LossReason
 from pglease.slots import Cron
 
 if TYPE_CHECKING:
+    from pglease.backends.hybrid import HybridPostgresBackend
     from pglease.backends.memory import MemoryBackend
     from pglease.backends.postgres import PostgresBackend
     from pglease.backends.redis import RedisBackend
@@ -91,6 +92,7 @@ __all__ = [
     "FencedError",
     "HeartbeatError",
     "HeldLease",
+    "HybridPostgresBackend",
     "LeaderElection",
     "Lease",
     "LeaseContext",
@@ -140,6 +142,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "HybridPostgresBackend": "pglease.backends.hybrid",
     "MemoryBackend": "pglease.backends.memory",
     "PostgresBackend": "pglease.backends.postgres",
     "RedisBackend": "pglease.backends.redis",

@@ -61,6 +61,7 @@ class Hold:
         self.margin = margin
         self.caller = caller
         self.began_at = term.sent_at
+        self.bond: Final = term.bond
         self.client_owned = False
         self.nested = 0
         self.in_block = False
@@ -82,7 +83,8 @@ class Hold:
     @property
     def due(self) -> float:
         """The boot clock when this process must stop acting; read by the watchdog."""
-        return min(self.term.trusted_until, self.max_until)
+        until = min(self.term.trusted_until, self.max_until)
+        return until if self.bond is None else min(until, self.bond.until)
 
     @property
     def over(self) -> bool:
@@ -137,6 +139,8 @@ class Hold:
     def _overdue_for(self, now: float) -> Loss | None:
         if now < self.due:
             return None
+        if self.bond is not None and now >= self.bond.until:
+            return self.bond.loss or Loss("session_died", self.trouble, self.term.lease)
         if now >= self.max_until:
             return Loss("max_hold", lease=self.term.lease)
         unanswered = self.trouble is not None or self.keeper.is_asking(self)

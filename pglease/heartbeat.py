@@ -116,6 +116,8 @@ class HeartbeatManager:
             if self._thread is None and not self._stopped:
                 self._start()
         watchdog.watch(hold)
+        if hold.bond is not None:
+            hold.bond.when_broken(hold.lose)
 
     def _plan(self, hold: Hold, *, since: float | None = None) -> None:
         interval = options.interval_for(hold.ttl, self._interval)

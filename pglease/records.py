@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from pglease.bonds import Bond
 
 LossReason: TypeAlias = Literal[
     "expired", "taken", "deleted", "forced", "unreachable", "max_hold", "session_died", "forked", "closed"
@@ -120,9 +123,15 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The name is ours."""
+    """The name is ours.
+
+    Attributes:
+        lease: the record.
+        bond: what the hold rests on besides its ttl, on stores with the trait `prompt_failover`.
+    """
 
     lease: Lease
+    bond: Bond | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +142,14 @@ class Refused:
         lease: the holder's record, or None when the store could not say or the name is only reserved.
         retry_after: seconds after which asking again may help.
         reserved_for: the label of whoever stands at the head of the queue for a name that nobody holds.
+        look_every: seconds between two looks of a waiter that wants to notice the holder's death before its ttl ends;
+            infinity where that cannot be noticed.
     """
 
     lease: Lease | None
     retry_after: float
     reserved_for: str | None = None
+    look_every: float = float("inf")
 
     @property
     def held_by(self) -> str | None:

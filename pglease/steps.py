@@ -102,7 +102,8 @@ def acquire(
         now = answer.now
         error: BackendUnavailable | None = answer.error
         if isinstance(answer.value, Granted):
-            term = Term.begin(answer.value.lease, sent_at=answer.sent_at, ttl=request.ttl, margin=margin)
+            lease, bond = answer.value.lease, answer.value.bond
+            term = Term.begin(lease, sent_at=answer.sent_at, ttl=request.ttl, margin=margin, bond=bond)
             if now < term.trusted_until and (patience.until is None or now <= until):
                 return term
             # Too late to be of use: its belief is over, or nobody waits for it any more.
@@ -141,6 +142,7 @@ def _pause(patience: Patience, refused: Refused | None, spread: float) -> float:
     """Return how long to sleep: until the holder's known expiry at the latest, and a little more, not in step."""
     if refused is None:
         return min(patience.poll, 0.5) * (0.5 + spread / 2)
-    if refused.retry_after < patience.poll:
-        return refused.retry_after + 0.005 + min(0.05, patience.poll / 10) * spread
-    return patience.poll * (0.9 + spread / 10)
+    poll = min(patience.poll, refused.look_every)
+    if refused.retry_after < poll:
+        return refused.retry_after + 0.005 + min(0.05, poll / 10) * spread
+    return poll * (0.9 + spread / 10)

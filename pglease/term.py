@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pglease.bonds import Bond
 from pglease.records import Lease
 
 
@@ -22,20 +23,22 @@ class Term:
         lease: the fact it stands on.
         sent_at: seconds on the boot clock, before the request that was answered with that fact.
         trusted_until: seconds on the boot clock; from then on this process must not act.
+        bond: what the hold rests on besides, from its grant to its end; None where it rests on the ttl alone.
     """
 
     lease: Lease
     sent_at: float
     trusted_until: float
+    bond: Bond | None = None
 
     @classmethod
-    def begin(cls, lease: Lease, *, sent_at: float, ttl: float, margin: float) -> Term:
+    def begin(cls, lease: Lease, *, sent_at: float, ttl: float, margin: float, bond: Bond | None = None) -> Term:
         """Conclude from a grant or a renewal.
 
         A retry that found its own earlier grant has less than `ttl` left in the store, hence the smaller of the two.
         """
         granted = min(ttl, lease.time_remaining())
-        return cls(lease, sent_at, sent_at + granted - margin)
+        return cls(lease, sent_at, sent_at + granted - margin, bond)
 
     def remaining(self, now: float) -> float:
         """Return the seconds this process may still act, never below 0."""

@@ -14,7 +14,7 @@ __all__ = ["Backend", "Traits", "open_backend"]
 
 _KNOB_PREFIX = "pglease."
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_NUMBERS = ("connect_timeout", "pool_size", "wait_replicas")
+_NUMBERS = ("connect_timeout", "pool_size", "max_advisory", "wait_replicas")
 _SWITCH = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
 
 
@@ -88,6 +88,16 @@ def _postgres(address: str, knobs: dict[str, Any]) -> Backend:
     return PostgresBackend(address, **knobs)
 
 
+def _hybrid(address: str, knobs: dict[str, Any]) -> Backend:
+    from pglease.backends.hybrid import HybridPostgresBackend
+    from pglease.backends.postgres import PostgresBackend
+
+    unknown = sorted(knobs.keys() - _knobs_of(HybridPostgresBackend) - _knobs_of(PostgresBackend))
+    if unknown:
+        raise ConfigurationError(*(f"the hybrid backend has no knob {name!r}" for name in unknown))
+    return HybridPostgresBackend(address, **knobs)
+
+
 def _redis(address: str, knobs: dict[str, Any]) -> Backend:
     from pglease.backends.redis import RedisBackend
 
@@ -151,6 +161,8 @@ def _kubernetes(address: str, knobs: dict[str, Any]) -> Backend:
 _OPENERS: dict[str, Callable[[str, dict[str, Any]], Backend]] = {
     "postgresql": _postgres,
     "postgres": _postgres,
+    "hybrid+postgresql": _hybrid,
+    "hybrid+postgres": _hybrid,
     "redis": _redis,
     "rediss": _redis,
     "valkey": _redis,

@@ -32,6 +32,10 @@ C18  Fenced, where the trait `transactional_fencing` is true. A guard passes onl
      store's clock, and then nobody else is granted the name until the guarded transaction ends. Once a takeover, a
      release (also into `min_hold`) or a forced release is committed, no guard of that hold passes; a refused guard
      takes the whole transaction with it.
+C19  Prompt, where the trait `prompt_failover` is true. Each grant comes with a `Bond`. While it is loose the hold rests
+     on its ttl alone; once it is tied, the death of what it is tied to breaks it at once, also while nobody asks, and
+     frees the name long before its ttl, but not before whoever holds it has had a moment to hear of it. A hold whose
+     bond broke is not renewed: `Gone("session_died")`. Nobody is granted a name while its bond holds and its ttl runs.
 
 A backend is synchronous and never hears of asyncio. A verb that a store cannot keep is a trait; asking for it there is
 a `ConfigurationError` that names it (`WakesNobody`, `KeepsNoQueue`, `FencesNothing`). Nothing above this floor branches
@@ -105,7 +109,8 @@ class Traits:
             tells a retry of somebody else's request that nothing is left of it.
         shared_by: how far the exclusion reaches.
         durable: whether leases and tokens survive a restart of the store; a few words where its settings decide.
-        prompt_failover: whether a dead holder's lease is free before its ttl.
+        prompt_failover: whether a dead holder's lease is free before its ttl; grants carry a `Bond`, refusals a
+            `look_every`.
         wakes_waiters: whether a release wakes those who wait.
         fair: whether waiters can be served in the order of their arrival.
         transactional_fencing: whether the store itself can refuse a stale holder's write.

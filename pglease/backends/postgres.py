@@ -200,8 +200,8 @@ class PostgresBackend(WakesNobody, KeepsNoQueue, FencesNothing):
             self._known_held.clear()
         self._known_held[name] = until
 
-    def _ask(self, link: Link, sql: Statements, request: Request) -> Granted | Refused:
-        params = {
+    def _ask(self, link: Link, sql: Statements, request: Request, **more: Any) -> Granted | Refused:
+        params = more | {
             "name": request.name,
             "owner": request.owner_id,
             "lease_id": request.lease_id,
@@ -227,7 +227,7 @@ class PostgresBackend(WakesNobody, KeepsNoQueue, FencesNothing):
                 return answer
         if not rows:
             self._refuse_unknown_protocol(link)
-        return Refused(_lease(rows[0]) if rows else None, BUSY_RETRY_AFTER)
+        return Refused(lease_in(rows[0]) if rows else None, BUSY_RETRY_AFTER)
 
     def _refuse_unknown_protocol(self, link: Link) -> None:
         """Tell a rival who has not committed yet from a wrong mark: a new name was not granted and nobody has it."""
@@ -243,12 +243,15 @@ class PostgresBackend(WakesNobody, KeepsNoQueue, FencesNothing):
         """See `Backend.renew`. Uses the connection that is kept for renewals."""
         if not renewals:
             return []
-        params: dict[str, builtins.list[Any]] = {
+        params = self._renewal_params(renewals)
+        return self._converse(lambda link, sql: _renewed(link, sql, params), budget, reserved=True)
+
+    def _renewal_params(self, renewals: Sequence[Renewal]) -> dict[str, Any]:
+        return {
             "names": [renewal.name for renewal in renewals],
             "lease_ids": [renewal.lease_id for renewal in renewals],
             "ttls": [renewal.ttl for renewal in renewals],
         }
-        return self._converse(lambda link, sql: _renewed(link, sql, params), budget, reserved=True)
 
     def release(self, name: str, lease_id: str, budget: Budget, *, min_hold: float = 0.0) -> ReleaseOutcome:
         """See `Backend.release`."""
@@ -264,7 +267,7 @@ class PostgresBackend(WakesNobody, KeepsNoQueue, FencesNothing):
             if row[0] == "released":
                 return Released()
             _refuse_busy(row[0], name)
-            lease = _lease(row)
+            lease = lease_in(row)
             if tries.may_have_done(earlier, _over_for(row[0], lease)):
                 return Released()  # by that try; a rival may have the name by now
             return Gone(_REASONS[row[0]], lease)
@@ -292,12 +295,12 @@ class PostgresBackend(WakesNobody, KeepsNoQueue, FencesNothing):
         """See `Backend.get`."""
         params = {"name": name, "lease_id": None}
         row = self._converse(lambda link, sql: _first(link.rows(sql.look, params)), budget)
-        return None if row is None else _lease(row)
+        return None if row is None else lease_in(row)
 
     def list(self, prefix: str, budget: Budget, *, ended: bool = False) -> builtins.list[Lease]:
         """See `Backend.list`."""
         params = {"prefix": prefix, "ended": ended}
-        return [_lease(row) for row in self._converse(lambda link, sql: link.rows(sql.list, params), budget)]
+        return [lease_in(row) for row in self._converse(lambda link, sql: link.rows(sql.list, params), budget)]
 
     def cleanup(self, older_than: float, budget: Budget) -> int:
         """See `Backend.cleanup`. Needs DELETE; each batch of 1000 holds the table for a few milliseconds."""
@@ -324,8 +327,12 @@ class PostgresBackend(WakesNobody, KeepsNoQueue, FencesNothing):
 
     def _converse(self, talk: Callable[[Link, Statements], T], budget: Budget, *, reserved: bool = False) -> T:
         """Hold one conversation; while trouble is of the kind that passes, hold it again until the budget is spent."""
+        return self._persist(lambda: self._once(talk, budget, reserved=reserved), budget)
+
+    def _persist(self, act: Callable[[], T], budget: Budget) -> T:
+        """Do something; while trouble is of the kind that passes, do it again until the budget is spent."""
         try:
-            return self._once(talk, budget, reserved=reserved)
+            return act()
         except BackendUnavailable as trouble:
             unknown = trouble.outcome_unknown
         # The first try again is made at once: most often a restart had left a dead connection in the pool.
@@ -337,7 +344,7 @@ class PostgresBackend(WakesNobody, KeepsNoQueue, FencesNothing):
             reraise=True,
         )
         try:
-            answer: T = retrying(self._once, talk, budget, reserved=reserved)
+            answer: T = retrying(act)
         except BackendUnavailable as last:
             last.outcome_unknown = last.outcome_unknown or unknown
             raise
@@ -346,7 +353,7 @@ class PostgresBackend(WakesNobody, KeepsNoQueue, FencesNothing):
     def _sleep(self, seconds: float) -> None:
         self._closing.wait(seconds)
 
-    def _once(self, talk: Callable[[Link, Statements], T], budget: Budget, *, reserved: bool) -> T:
+    def _once(self, talk: Callable[[Link, Statements], T], budget: Budget, *, reserved: bool = False) -> T:
         statements = self._statements or self._settled(budget)
         try:
             with self.connections.lend(budget, reserved=reserved) as link:
@@ -369,10 +376,13 @@ class PostgresBackend(WakesNobody, KeepsNoQueue, FencesNothing):
             if self._statements is None:
                 with self.connections.lend(budget) as link:
                     self._names = postgres_schema.ensure(link, self._names, create=self._auto_initialize)
-                self._statements = Statements.of(self._names, PROTOCOL)
+                self._statements = self._rendered()
             return self._statements
         finally:
             self._settling.release()
+
+    def _rendered(self) -> Statements:
+        return Statements.of(self._names, PROTOCOL)
 
     def forget(self) -> None:
         """See `Backend.forget`."""
@@ -440,15 +450,15 @@ def _answer(rows: list[Row]) -> Granted | Refused | None:
     """Read a grant or a refusal; None when the name is free or about to be somebody's."""
     for row in rows:
         if row[0] == "granted":
-            return Granted(_lease(row))
+            return Granted(lease_in(row))
         if row[0] == "held":
-            lease = _lease(row)
+            lease = lease_in(row)
             return Refused(lease, lease.time_remaining())
     return None
 
 
-def _lease(row: Row) -> Lease:
-    """Read what `postgres_sql._RECORD` returns, `verdict` first."""
+def lease_in(row: Row) -> Lease:
+    """Read what `postgres_sql.RECORD` returns, `verdict` first."""
     _, name, owner, token, transitions, metadata, acquired, heartbeat, expires, seen = row
     attached = {} if metadata is None else _metadata(metadata)
     read = datetime.fromtimestamp
@@ -507,7 +517,7 @@ def _refuse_busy(verdict: str, name: str) -> None:
         raise BackendUnavailable(f"the row of {name!r} is locked by another session")
 
 
-def _renewed(link: Link, sql: Statements, params: dict[str, list[Any]]) -> list[RenewalOutcome]:
+def _renewed(link: Link, sql: Statements, params: dict[str, Any]) -> list[RenewalOutcome]:
     """Return the outcome for each of the holds, in their order."""
     names = params["names"]
     outcomes: list[RenewalOutcome | None] = [None] * len(names)
@@ -519,7 +529,7 @@ def _renewed(link: Link, sql: Statements, params: dict[str, list[Any]]) -> list[
 
 
 def _renewal_outcome(row: Row) -> RenewalOutcome:
-    lease = _lease(row)
+    lease = lease_in(row)
     return Held(lease) if row[0] == "held" else Gone(_REASONS[row[0]], lease)
 
 

@@ -11,7 +11,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -232,7 +232,7 @@ class OwnConnections:
         pool = ConnectionPool(
             "",
             connection_class=Connection,
-            kwargs={"params": self._params(), "report": self._report, "scrub": self.dsn.scrub},
+            kwargs={"params": self.params(), "report": self._report, "scrub": self.dsn.scrub},
             min_size=0,
             max_size=self.pool_size + 1,
             num_workers=1,
@@ -246,7 +246,8 @@ class OwnConnections:
             raise BackendUnavailable(f"no connection can be made any more: {error}") from None
         return pool
 
-    def _params(self) -> dict[str, Any]:
+    def params(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return libpq's parameters: the address's, then `more`, then what we choose ourselves."""
         several = "," in (self.dsn.get("host") or os.environ.get("PGHOST", ""))
         return self.dsn.params(
             {
@@ -259,6 +260,7 @@ class OwnConnections:
                 "keepalives_count": 3,
                 "tcp_user_timeout": 10_000,
                 **({"target_session_attrs": "read-write"} if several else {}),
+                **(more or {}),
             }
         )
 

@@ -43,7 +43,7 @@ class OwnLink(Link):
 
     __slots__ = ("_pgconn", "_prepared", "cutoff")
 
-    def __init__(self, connection: Connection, *, in_transactions: bool) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], *, in_transactions: bool) -> None:
         super().__init__(connection, in_transactions=in_transactions)
         self._pgconn = connection.pgconn
         self._prepared: dict[str, _Statement] | None = None if connection.prepare_threshold is None else {}

@@ -17,14 +17,14 @@ from pglease.schema import TableNames
 
 _SECONDS = "pg_catalog.make_interval(secs => {})"
 
-_RECORD = """{verdict} AS verdict, task_name, owner_id, fencing_token, transitions, metadata::text AS metadata,
+RECORD = """{verdict} AS verdict, task_name, owner_id, fencing_token, transitions, metadata::text AS metadata,
        pg_catalog.date_part('epoch', acquired_at) AS acquired_at,
        pg_catalog.date_part('epoch', heartbeat_at) AS heartbeat_at,
        pg_catalog.date_part('epoch', expires_at) AS expires_at, pg_catalog.date_part('epoch', seen_at) AS seen_at"""
-"""What every statement returns about a row, in the order that `postgres._lease` reads. Epochs, since drivers and
+"""What every statement returns about a row, in the order that `postgres.lease_in` reads. Epochs, since drivers and
 session time zones differ about timestamps; text for metadata, since drivers differ about jsonb."""
 
-_VERDICT = """CASE WHEN seen.expires_at <= seen.seen_at THEN 'over'
+VERDICT = """CASE WHEN seen.expires_at <= seen.seen_at THEN 'over'
             WHEN seen.lease_id = %(lease_id)s::uuid THEN 'granted' ELSE 'held' END"""
 """What a look says to somebody who asks with `lease_id`; `granted` is that one's own earlier grant (C13)."""
 
@@ -45,8 +45,8 @@ _TRY_ACQUIRE = """
 WITH seen AS MATERIALIZED (
   SELECT l.*, pg_catalog.clock_timestamp() AS seen_at FROM {leases} l WHERE l.task_name = %(name)s::text
 ), locked AS MATERIALIZED (
-  SELECT l.task_name, l.expires_at, l.fencing_token, l.transitions FROM {leases} l
-  WHERE l.task_name = %(name)s::text AND l.expires_at <= pg_catalog.clock_timestamp()
+  SELECT l.task_name, l.expires_at, l.fencing_token, l.transitions, {forfeit} AS forfeit FROM {leases} l
+  WHERE l.task_name = %(name)s::text AND ({forfeit} OR l.expires_at <= pg_catalog.clock_timestamp())
   FOR UPDATE SKIP LOCKED
 ), judged AS MATERIALIZED (
   SELECT locked.*, pg_catalog.clock_timestamp() AS seen_at FROM locked
@@ -55,15 +55,16 @@ WITH seen AS MATERIALIZED (
   SET owner_id = %(owner)s::text, lease_id = %(lease_id)s::uuid, fencing_token = j.fencing_token + 1,
       transitions = j.transitions + 1, metadata = %(metadata)s::jsonb,
       acquired_at = j.seen_at, heartbeat_at = j.seen_at, expires_at = j.seen_at + {ttl},
-      session_pid = NULL, session_started = NULL
+      session_pid = {session_pid}, session_started = {session_started}
   FROM judged j
-  WHERE l.task_name = j.task_name AND j.expires_at <= j.seen_at
+  WHERE l.task_name = j.task_name AND (j.forfeit OR j.expires_at <= j.seen_at)
   RETURNING l.*, j.seen_at
 ), born AS (
   INSERT INTO {leases} AS l
-    (task_name, owner_id, lease_id, fencing_token, metadata, acquired_at, heartbeat_at, expires_at)
+    (task_name, owner_id, lease_id, fencing_token, metadata, acquired_at, heartbeat_at, expires_at,
+     session_pid, session_started)
   SELECT %(name)s::text, %(owner)s::text, %(lease_id)s::uuid, m.token_floor + 1, %(metadata)s::jsonb,
-         t.now, t.now, t.now + {ttl}
+         t.now, t.now, t.now + {ttl}, {session_pid}, {session_started}
   FROM {meta} m, (SELECT pg_catalog.clock_timestamp() AS now) t
   WHERE NOT EXISTS (SELECT 1 FROM seen) AND m.protocol = {protocol}
     AND pg_catalog.set_config('lock_timeout', '300ms', true) IS NOT NULL
@@ -99,7 +100,7 @@ WITH wanted AS MATERIALIZED (
                          WHEN lease_id IS NULL THEN 'ended' ELSE 'taken' END AS verdict
   FROM clocked
 ), renewed AS (
-  UPDATE {leases} l SET heartbeat_at = j.seen_at, expires_at = j.seen_at + {ttl}
+  UPDATE {leases} l SET heartbeat_at = j.seen_at, expires_at = j.seen_at + {ttl}{renewed_mark}
   FROM judged j WHERE l.task_name = j.task_name AND j.verdict = 'held'
 )
 SELECT {record}, place FROM (
@@ -124,7 +125,7 @@ WITH seen AS MATERIALIZED (
   SELECT locked.*, pg_catalog.clock_timestamp() AS seen_at FROM locked
 ), released AS (
   UPDATE {leases} l
-  SET lease_id = NULL,
+  SET lease_id = NULL, session_pid = NULL, session_started = NULL,
       expires_at = CASE WHEN j.expires_at <= j.seen_at THEN j.expires_at
                         ELSE greatest(j.seen_at, j.acquired_at + {min_hold}) END
   FROM judged j WHERE l.task_name = j.task_name AND j.lease_id = %(lease_id)s::uuid
@@ -149,7 +150,7 @@ WITH seen AS MATERIALIZED (
 ), judged AS MATERIALIZED (
   SELECT locked.*, pg_catalog.clock_timestamp() AS seen_at FROM locked
 ), forced AS (
-  UPDATE {leases} l SET lease_id = NULL, expires_at = j.seen_at
+  UPDATE {leases} l SET lease_id = NULL, session_pid = NULL, session_started = NULL, expires_at = j.seen_at
   FROM judged j
   WHERE l.task_name = j.task_name AND j.fencing_token = %(fencing_token)s::bigint AND j.expires_at > j.seen_at
   RETURNING l.task_name
@@ -192,6 +193,25 @@ SELECT (SELECT count(*) FROM gone)::int AS deleted, (SELECT count(*) FROM raised
 
 
 @dataclass(frozen=True, slots=True)
+class Marking:
+    """What the statements write about the holder's session: nothing, unless a backend has such sessions.
+
+    Attributes:
+        session_pid, session_started: the session of a new hold.
+        renewed: what a renewal changes about it, with a comma before.
+        forfeit: when a hold that has not lapsed, in the locked row `l`, is free all the same.
+    """
+
+    session_pid: str = "NULL"
+    session_started: str = "NULL"
+    renewed: str = ""
+    forfeit: str = "false"
+
+
+PLAIN = Marking()
+
+
+@dataclass(frozen=True, slots=True)
 class Statements:
     """Every statement, rendered for one pair of tables."""
 
@@ -207,21 +227,25 @@ class Statements:
     cleanup_batch: str
 
     @classmethod
-    def of(cls, names: TableNames, protocol: int) -> Statements:
+    def of(cls, names: TableNames, protocol: int, *, marking: Marking = PLAIN) -> Statements:
         """Render for the tables in `names`, whose schema must be known by now."""
         templates = {field.name: globals()[f"_{field.name.upper()}"] for field in fields(cls)}
-        return cls(**{verb: _rendered(template, names, protocol) for verb, template in templates.items()})
+        return cls(**{verb: _rendered(template, names, protocol, marking) for verb, template in templates.items()})
 
 
-def _rendered(template: str, names: TableNames, protocol: int) -> str:
+def _rendered(template: str, names: TableNames, protocol: int, marking: Marking) -> str:
     ttl = "j.ttl" if template is _RENEW else "%(ttl)s::float8"
     verdict = "'seen'" if template is _LIST else "verdict"
     return template.format(
         leases=names.leases,
         meta=names.meta,
         protocol=protocol,
-        judged=_VERDICT,
-        record=_RECORD.format(verdict=verdict),
+        session_pid=marking.session_pid,
+        session_started=marking.session_started,
+        renewed_mark=marking.renewed,
+        forfeit=marking.forfeit,
+        judged=VERDICT,
+        record=RECORD.format(verdict=verdict),
         ttl=_SECONDS.format(ttl),
         min_hold=_SECONDS.format("%(min_hold)s::float8"),
         older_than=_SECONDS.format("%(older_than)s::float8"),

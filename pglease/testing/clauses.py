@@ -24,6 +24,7 @@ CLAUSES = {
     "C16": "waking",
     "C17": "order",
     "C18": "fenced",
+    "C19": "prompt",
 }
 """Each clause in a few words; `pglease.backends.base` says them in full."""
 

@@ -36,6 +36,7 @@ from pglease.options import MAX_DURATION
 from pglease.records import Gone, Granted, Held, Lease, Refused, Renewal, Request
 from pglease.testing.clauses import CLAUSES, clause_map, clauses
 from pglease.testing.contract_fencing import FencingContract
+from pglease.testing.contract_prompt import PromptContract
 from pglease.testing.contract_waiting import WaitingContract
 from pglease.testing.harness import LONG, Harness, Hold, Worker, World, budget, new_id
 from pglease.testing.model import compare_with_model, seeds
@@ -121,8 +122,8 @@ VERBS: dict[str, Callable[[Backend, float], object]] = {
 every_verb = pytest.mark.parametrize("verb", VERBS)
 
 
-class BackendContract(WaitingContract, FencingContract):
-    """Clauses C1 to C18. Subclass it with a fixture `harness`."""
+class BackendContract(WaitingContract, FencingContract, PromptContract):
+    """Clauses C1 to C19. Subclass it with a fixture `harness`."""
 
     @pytest.fixture
     def harness(self) -> Iterator[Harness]:
@@ -1234,6 +1235,9 @@ class BackendContract(WaitingContract, FencingContract):
         world.harness.restart()
 
         assert _stood_still(world.bob.sees("job")) == _stood_still(hold.lease)
+        if world.alice.backend.traits.prompt_failover:  # what it was bound to has ended
+            assert hold.renew_after_trouble() == Gone("session_died")
+            return
         world.carol.is_refused("job")
         hold.renewed()
         hold.released()

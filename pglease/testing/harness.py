@@ -14,6 +14,7 @@ import pytest
 
 from pglease import clock
 from pglease.backends.base import Backend, Budget, FairBackend, ParamStyle, Subscription, WakingBackend, fencing
+from pglease.bonds import Bond
 from pglease.errors import BackendClosed
 from pglease.records import (
     Change,
@@ -79,6 +80,13 @@ class Harness(ABC):
         """Stop the store and start it again; what it has written stays."""
         pytest.skip("this store cannot be restarted")
 
+    def end_session(self, backend: Backend) -> None:  # noqa: ARG002
+        """Have the store end what this client's holds are bound to, as it does when the client's process dies.
+
+        Returns when it is gone for the store.
+        """
+        pytest.skip("this store binds nothing to a session")
+
     def transaction(self) -> AbstractContextManager[Any]:
         """Begin a transaction of an application's, on a connection that `guard` takes; at the end it is rolled back.
 
@@ -108,6 +116,7 @@ class Hold:
     worker: Worker
     request: Request
     lease: Lease
+    bond: Bond | None = None
 
     @property
     def name(self) -> str:
@@ -193,7 +202,7 @@ class Worker:
         request = Request(name, self.label, lease_id or new_id(), ttl, metadata or {}, ticket_id)
         answer = self.backend.try_acquire(request, budget())
         assert isinstance(answer, Granted), answer
-        return Hold(self, request, answer.lease)
+        return Hold(self, request, answer.lease, answer.bond)
 
     def is_refused(self, name: str, *, ticket_id: str | None = None) -> Refused:
         """Ask once; anything but a refusal fails the test."""

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from pglease.backends.base import Traits
+from pglease.backends.hybrid import HybridPostgresBackend
 from pglease.backends.kubernetes import KubernetesBackend
 from pglease.backends.memory import MemoryBackend
 from pglease.backends.postgres import PostgresBackend
@@ -17,6 +18,7 @@ README = ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 STORES = (
     (PostgresBackend("postgresql://localhost"), "`postgresql://…`"),
+    (HybridPostgresBackend("postgresql://localhost"), "`hybrid+postgresql://…` ([page](docs/hybrid.md))"),
     (RedisBackend("redis://localhost"), "`redis://…`, `rediss://…`, `valkey://…`, `redis+sentinel://…`"),
     (KubernetesBackend, "`kubernetes://namespace`"),
     (SQLiteBackend("leases.db"), "`sqlite:///file`"),

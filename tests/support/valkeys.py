@@ -11,8 +11,7 @@ from pglease.testing.local_valkey import LocalValkey
 
 SLOTS = 16384
 PATIENCE = 60.0
-RECORDS, TICKETS = b"*:lease", b"*:tickets"
-MOMENTS = ("acquired_at", "heartbeat_at", "expires_at", "marked_until")
+RECORDS = b"*:lease"
 
 
 class LocalCluster:
@@ -134,14 +133,17 @@ def sentinel_of(primary: LocalValkey, *, password: str | None = None) -> LocalVa
 def age(servers: list[LocalValkey], seconds: float) -> None:
     """Move everything that the records of leases have noted into the past."""
     by = round(seconds * 1e6)
+    moments = ("acquired_at", "heartbeat_at", "expires_at")
     for server in servers:
-        with server.client() as client, client.pipeline(transaction=False) as batch:
-            for key in dict.fromkeys(client.scan_iter(RECORDS, count=1000)):
-                noted = zip(MOMENTS, client.hmget(key, MOMENTS), strict=True)
-                batch.hset(key, mapping={name: int(value) - by for name, value in noted if value})
-            for key in dict.fromkeys(client.scan_iter(TICKETS, count=1000)):
-                batch.zadd(key, {ticket: until - by for ticket, until in client.zrange(key, 0, -1, withscores=True)})
-            batch.execute()
+        with server.client() as client:
+            keys = list(dict.fromkeys(client.scan_iter(RECORDS, count=1000)))
+            with client.pipeline(transaction=False) as batch:
+                for key in keys:
+                    batch.hmget(key, moments)
+                noted = batch.execute()
+                for key, old in zip(keys, noted, strict=True):
+                    batch.hset(key, mapping={name: int(value) - by for name, value in zip(moments, old, strict=True)})
+                batch.execute()
 
 
 def empty(servers: list[LocalValkey]) -> None:

@@ -89,7 +89,7 @@ def test_an_address_of_no_store_is_refused_and_not_shown(url):
 def test_a_colon_and_two_slashes_in_a_keyword_password_are_no_scheme():
     backend = open_backend("host=h password=hunter22://x dbname=d")
 
-    assert backend.connections._params()["password"] == "hunter22://x"
+    assert backend.connections.params()["password"] == "hunter22://x"
 
 
 @pytest.mark.parametrize("url", [None, 7, b"memory://", object()])
@@ -111,7 +111,7 @@ def test_knobs_may_stand_in_the_query_and_the_rest_of_it_is_libpqs():
     assert backend._names.table == "jobs"
     assert backend._names.schema == "ops"
     assert backend._auto_initialize is False
-    params = backend.connections._params()
+    params = backend.connections.params()
     assert params["sslmode"] == "require"
     assert params["application_name"] == "a b&c"
     assert params["connect_timeout"] == 7
@@ -141,14 +141,14 @@ def test_the_number_one_is_no_switch():
 def test_a_password_in_the_query_survives_the_knobs_beside_it():
     backend = open_backend("postgresql://h/d?password=a%2Bb%20c%26d&pglease.pool_size=2")
 
-    assert backend.connections._params()["password"] == "a+b c&d"
+    assert backend.connections.params()["password"] == "a+b c&d"
 
 
 def test_a_plus_in_the_query_is_a_plus_as_libpq_reads_it():
     """Also beside a knob of ours: a web form would read a blank."""
     backend = open_backend("postgresql://h/d?password=a+b&pglease.pool_size=2")
 
-    assert backend.connections._params()["password"] == "a+b"
+    assert backend.connections.params()["password"] == "a+b"
 
 
 def test_keywords_are_knobs_too():

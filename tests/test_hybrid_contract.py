@@ -1,0 +1,57 @@
+"""The hybrid backend keeps the contract, with the trait `prompt_failover`, and leaves no advisory lock behind.
+
+The suite stops, freezes and ages the store, so it has a server of its own, and all of it runs on one worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from pglease.backends.base import Backend
+from pglease.backends.hybrid import HybridPostgresBackend
+from pglease.testing.contract import BackendContract
+from pglease.testing.local_postgres import LocalPostgres
+from tests.support.hybrid import advisory_locks, pid_of
+from tests.support.worlds import wait_until
+from tests.test_postgres_contract import PostgresHarness
+
+pytestmark = [pytest.mark.matrix, pytest.mark.xdist_group("hybrid contract")]
+
+
+class HybridHarness(PostgresHarness):
+    """The same table; each client has a session besides."""
+
+    model_runs = 40
+
+    def open(self) -> Backend:
+        return HybridPostgresBackend(self._server.dsn)
+
+    def end_session(self, backend: Backend) -> None:
+        assert isinstance(backend, HybridPostgresBackend)
+        pid = pid_of(backend)
+        self._link.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        wait_until(lambda: not self._link.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchall())
+
+
+@pytest.fixture(scope="module")
+def own_server(canary: str) -> Iterator[LocalPostgres]:
+    with LocalPostgres(user="contract", password=canary, dbname="leases") as server:
+        with closing(HybridPostgresBackend(server.dsn)) as backend:
+            backend.apply_schema()
+        yield server
+
+
+class TestHybrid(BackendContract):
+    @pytest.fixture
+    def harness(self, own_server: LocalPostgres) -> Iterator[HybridHarness]:
+        harness = HybridHarness(own_server)
+        yield harness
+        harness.close()
+
+    @pytest.fixture(autouse=True)
+    def no_lock_is_left(self, own_server: LocalPostgres) -> Iterator[None]:
+        yield
+        wait_until(lambda: advisory_locks(own_server.dsn) == [], within=20)
