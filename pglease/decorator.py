@@ -24,7 +24,7 @@ from typing import (
     overload,
 )
 
-from pglease import current, drive, options
+from pglease import current, options
 from pglease.errors import ConfigurationError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import HoldOptions
@@ -200,10 +200,7 @@ class _Block:
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         current.leave(self._lease)
-        if isinstance(error, GeneratorExit):  # closed rather than cancelled: nobody is there to wait with
-            self._client.taking.leave(self._lease._hold, error)
-            return
-        await drive.in_executor(lambda: self._client.taking.leave(self._lease._hold, error))
+        await self._client.taking.aleave(self._lease._hold, error)
 
 
 def _refuse_generators(function: Callable[..., Any]) -> None:

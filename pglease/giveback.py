@@ -12,11 +12,16 @@ import itertools
 import logging
 import threading
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pglease import clock
 from pglease.backends.base import Backend, Budget
 from pglease.errors import BackendClosed, BackendError
-from pglease.records import Released
+from pglease.records import Refused, Released
+from pglease.steps import Answer
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 log = logging.getLogger("pglease")
 
@@ -47,6 +52,7 @@ class GiveBack:
         self._changed = threading.Condition(threading.RLock())
         self._debts: list[_Debt] = []
         self._places = itertools.count()
+        self._awaited = 0
         self._thread: threading.Thread | None = None
         self._busy = False
         self._stopping = False
@@ -66,11 +72,25 @@ class GiveBack:
                 self._thread = thread
             self._changed.notify_all()
 
+    def add_when_known(self, call: Future[Answer], name: str, lease_id: str) -> None:
+        """Give back what a call comes to that nobody waits for any more; `settle` waits for it."""
+
+        def known(call: Future[Answer]) -> None:
+            if not _left_nothing(call):
+                self.add(name, lease_id)
+            with self._changed:
+                self._awaited -= 1
+                self._changed.notify_all()
+
+        with self._changed:
+            self._awaited += 1
+        call.add_done_callback(known)
+
     def settle(self, seconds: float) -> None:
         """Wait until every debt was tried once, for at most `seconds`, then try no more."""
         until = clock.now() + seconds
         with self._changed:
-            while (self._busy or any(debt.tries == 0 for debt in self._debts)) and clock.now() < until:
+            while (self._busy or self._awaited or any(debt.tries == 0 for debt in self._debts)) and clock.now() < until:
                 self._changed.wait(max(0.0, min(until - clock.now(), 0.5)))
             self._stopping = True
             self._changed.notify_all()
@@ -113,3 +133,8 @@ class GiveBack:
             log.exception("giving back %r failed", debt.name, extra={"lease_name": debt.name})
             return False
         return isinstance(outcome, Released)
+
+
+def _left_nothing(call: Future[Answer]) -> bool:
+    """Tell whether a call surely left no lease behind."""
+    return call.cancelled() or (call.exception() is None and isinstance(call.result().value, Refused | Released))

@@ -9,6 +9,7 @@ A hold's life: live, then either *ended* (released by its holder) or *lost* (wit
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import warnings
 import weakref
@@ -18,6 +19,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, final
 
 from pglease import clock, options, slots, watchdog
+from pglease.bell import Bell
 from pglease.errors import LeaseLostError, NotOwnedError
 from pglease.options import Duration, HoldOptions
 from pglease.records import Lease, Loss, LossReason
@@ -60,6 +62,7 @@ class Hold:
         self.ttl = wanted.ttl
         self.margin = margin
         self.caller = caller
+        self.context = contextvars.copy_context()  # for callbacks: what they log belongs to whoever took it
         self.began_at = term.sent_at
         self.bond: Final = term.bond
         self.client_owned = False
@@ -71,7 +74,7 @@ class Hold:
         self.max_until = float("inf") if wanted.max_hold is None else term.sent_at + wanted.max_hold
         self.loss: Loss | None = None
         self.trouble: Exception | None = None
-        self._lost: threading.Event | None = None
+        self._lost: Bell | None = None
         self.ended = False
         self.ended_at = float("inf")
         self.releases = 0
@@ -96,11 +99,11 @@ class Hold:
         return not self.ended and self.loss is None and clock.now() < self.due
 
     @property
-    def lost(self) -> threading.Event:
-        """Set once it is lost. Made when somebody asks: most holds end without."""
+    def lost(self) -> Bell:
+        """Rings once it is lost. Made when somebody asks: most holds end without."""
         with self._lock:
             if self._lost is None:
-                self._lost = threading.Event()
+                self._lost = Bell()
                 if self.loss is not None:
                     self._lost.set()
             return self._lost
@@ -225,7 +228,7 @@ class Hold:
         """In a forked child: it is the parent's. Locks are replaced, nobody is told."""
         self._lock, self.renewing = threading.RLock(), threading.RLock()
         if self._lost is not None:
-            self._lost = threading.Event()  # its own lock may be held by a thread that is not here
+            self._lost = Bell()  # its own lock may be held by a thread that is not here
             if self.loss is not None:
                 self._lost.set()
         if not self.over:

@@ -53,7 +53,8 @@ class HeartbeatManager:
         backend: the store.
         heartbeat_interval: seconds between renewals at most; None for a third of each ttl.
         margin: seconds by which belief ends before the store's expiry; None for the default of each ttl.
-        on_lease_lost: called with the lease's name, once for each loss, on a thread of its own.
+        on_lease_lost: called with the lease's name, once for each loss, on a thread of its own, in the context of
+            whoever took the lease.
         on_over: called with each hold that was lost, released or let go; before anybody else hears of a loss.
         observers: told of everything.
     """
@@ -148,15 +149,18 @@ class HeartbeatManager:
         log.error("the lease %r was lost: %s", hold.name, WORDS[loss.reason], extra=facts)
         self._tell("lost", hold, reason=loss.reason, error=loss.error)
         if self._on_lease_lost is not None:
-            self._call_back(hold.name)
+            self._call_back(hold)
 
     def _tell(self, kind: EventKind, hold: Hold, *, reason: str | None = None, error: Exception | None = None) -> None:
         if self.notices:
             lease, held_for = hold.term.lease, clock.now() - hold.began_at
             self.notices.tell(Event(kind, hold.name, lease.owner_id, lease.fencing_token, reason, held_for, error))
 
-    def _call_back(self, name: str) -> None:
-        thread = threading.Thread(target=self._run_callback, args=(name,), name="pglease-lost", daemon=True)
+    def _call_back(self, hold: Hold) -> None:
+        name = hold.name
+        thread = threading.Thread(
+            target=hold.context.run, args=(self._run_callback, name), name="pglease-lost", daemon=True
+        )
         try:
             thread.start()
         except RuntimeError:  # the interpreter is going down or is out of threads; `lost` is set all the same
@@ -335,10 +339,11 @@ class HeartbeatManager:
         except queue.Empty:
             return True
         if isinstance(message, _Dropped):
-            self._let_go(message.hold)
+            self.let_go(message.hold)
         return not isinstance(message, _Stop)
 
-    def _let_go(self, hold: Hold) -> None:
+    def let_go(self, hold: Hold) -> None:
+        """End `hold` here, and in the store in the background: for those who cannot wait."""
         if hold.end():
             self._on_over(hold)
             self.give_back.add(hold.name, hold.lease_id, min_hold=hold.min_hold)

@@ -15,10 +15,11 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pglease import clock, drive, identity, options, steps
 from pglease.backends.base import Backend
+from pglease.bell import Bell
 from pglease.errors import (
     AcquireTimeout,
     AcquisitionError,
@@ -32,8 +33,11 @@ from pglease.events import Event, Observer
 from pglease.handles import HeldLease, Hold, NotAcquired
 from pglease.heartbeat import HASTY_RELEASE_BOX, RELEASE_BOX, HeartbeatManager
 from pglease.options import HoldOptions
-from pglease.records import Loss, Refused, Released, Request
+from pglease.records import Loss, Refused, Request
 from pglease.term import Term
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 log = logging.getLogger("pglease")
 
@@ -80,7 +84,7 @@ class Taking:
 
     def _fresh(self) -> None:
         self._lock = threading.RLock()
-        self.closed = threading.Event()
+        self.closed = Bell()
         self.holds: dict[str, Hold] = {}
         self.owned: dict[str, HeldLease] = {}
         self._default_owner: str | None = None
@@ -104,7 +108,7 @@ class Taking:
         asked = [request]
         try:
             found = drive.run(self._conversation(asked, wanted, margin, poll), self.backend, self._pause(cancel))
-            return self._taken(found, asked[-1], wanted, margin)
+            taken, trouble = self._taken(found, asked[-1], wanted, margin)
         except BackendUnavailable as error:
             return self._refused_before(asked[-1], error)
         except (BackendError, ConfigurationError):
@@ -119,25 +123,30 @@ class Taking:
             if isinstance(error, _Cancelled):
                 return NotAcquired(request.name, None, 0.0)
             raise
+        if trouble is not None:
+            self._return(taken)
+            raise trouble
+        return taken
 
     async def atake(self, wanted: HoldOptions, *, poll: float = POLL) -> HeldLease | NotAcquired:
         """Take a lease by checked options without blocking the event loop; a cancelled task leaves nothing behind."""
         request, margin = self._request(wanted)
         asked = [request]
-        give_back = self.manager.give_back
 
-        def give_back_unless_nothing_is_left(call: Any) -> None:
-            if not _left_nothing(call):
-                give_back.add(request.name, asked[-1].lease_id)
-
-        def return_late_grant(call: Any) -> None:
-            call.add_done_callback(give_back_unless_nothing_is_left)
+        def give_back(call: Future[steps.Answer]) -> None:
+            self.manager.give_back.add_when_known(call, request.name, asked[-1].lease_id)
 
         try:
-            found = await drive.arun(self._conversation(asked, wanted, margin, poll), self.backend, return_late_grant)
+            found = await drive.arun(
+                self._conversation(asked, wanted, margin, poll), self.backend, give_back, self._anap
+            )
         except BackendUnavailable as error:
             return self._refused_before(asked[-1], error)
-        return self._taken(found, asked[-1], wanted, margin)
+        taken, trouble = self._taken(found, asked[-1], wanted, margin)
+        if trouble is not None:
+            await drive.to_the_end(lambda: self._return(taken))
+            raise trouble
+        return taken
 
     def _request(self, wanted: HoldOptions) -> tuple[Request, float]:
         self.refuse_if_closed()
@@ -172,14 +181,15 @@ class Taking:
 
     def _taken(
         self, found: Term | Refused, request: Request, wanted: HoldOptions, margin: float
-    ) -> HeldLease | NotAcquired:
+    ) -> tuple[HeldLease | NotAcquired, BackendError | None]:
+        """Return what was found, and why it cannot be kept."""
         manager = self.manager
         if isinstance(found, Refused):
             facts = {"lease_name": request.name, "lease_outcome": "busy"}
             log.debug("the lease %r is held by %r", request.name, found.held_by, extra=facts)
             if manager.notices:
                 manager.notices.tell(Event("busy", request.name, found.held_by))
-            return NotAcquired(request.name, found.lease, found.retry_after)
+            return NotAcquired(request.name, found.lease, found.retry_after), None
         hold = Hold(manager, found, request.lease_id, wanted, margin=margin, caller=identity.current_caller())
         lease = HeldLease(hold)
         with self._lock:
@@ -190,17 +200,18 @@ class Taking:
         try:
             manager.begin(hold)
         except RuntimeError as error:  # no more threads, or the interpreter is going down: it could not be renewed
-            manager.release(hold)
-            raise BackendUnavailable(f"{hold.name!r} was given back, for nothing could renew it: {error}") from None
+            return lease, BackendUnavailable(f"{hold.name!r} was given back, for nothing could renew it: {error}")
         if manager.notices:
             manager.notices.tell(
                 Event("acquired", hold.name, request.owner_id, lease.fencing_token, seconds=clock.now() - found.sent_at)
             )
-        if closed:  # between our asking and the answer
-            with contextlib.suppress(BackendError):  # unconfirmed, it lapses by itself
-                manager.release(hold)
-            raise BackendClosed("the client is closed")
-        return lease
+        return lease, BackendClosed("the client is closed") if closed else None  # between our asking and the answer
+
+    def _return(self, taken: HeldLease | NotAcquired) -> None:
+        """Give back what was taken in vain; unconfirmed, it lapses by itself."""
+        if isinstance(taken, HeldLease):
+            with contextlib.suppress(BackendError):
+                self.manager.release(taken._hold)
 
     def _refused_before(self, request: Request, error: BackendUnavailable) -> NotAcquired:
         """Let go of a grant that may exist; a wait that was refused before its last look failed has simply run out."""
@@ -243,6 +254,10 @@ class Taking:
         if self.closed.wait(seconds):
             self.refuse_if_closed()
 
+    async def _anap(self, seconds: float) -> None:
+        await drive.asleep(seconds, self.closed)
+        self.refuse_if_closed()
+
     def refuse_if_closed(self) -> None:
         """Raise `BackendClosed` once the client is closed."""
         if self.closed.is_set():
@@ -260,16 +275,41 @@ class Taking:
         hold.in_block = False
         trouble: BackendError | ConfigurationError | None = None
         try:
-            self.manager.settle(hold, RELEASE_BOX if body_error is None else HASTY_RELEASE_BOX)
+            self.manager.settle(hold, _box_for(body_error))
         except BackendError as error:
             trouble = error
         except ConfigurationError as error:  # the lent connection was of no use; the background tries another
             if body_error is None:
                 raise
             trouble = error
+        self._say_how_it_ended(hold, trouble, body_error)
+
+    async def aleave(self, hold: Hold, body_error: BaseException | None) -> None:
+        """`leave` without blocking the event loop, in bounded time; a cancellation follows when it is done."""
+        if isinstance(body_error, GeneratorExit):  # closed rather than cancelled: nobody is there to wait with
+            hold.in_block = False
+            self.manager.let_go(hold)
+            self.drop(hold)
+        elif hold.over and (hold.settled or hold.loss is not None):
+            self.leave(hold, body_error)  # there is nothing to ask the store
+        else:
+            await drive.to_the_end(
+                lambda: self.leave(hold, body_error),
+                seconds=_box_for(body_error),
+                instead=lambda: self._leave_later(hold, body_error),
+            )
+
+    def _leave_later(self, hold: Hold, body_error: BaseException | None) -> None:
+        hold.in_block = False
+        self.manager.let_go(hold)
+        self._say_how_it_ended(hold, BackendUnavailable("other releases are stuck before it"), body_error)
+
+    def _say_how_it_ended(
+        self, hold: Hold, trouble: BackendError | ConfigurationError | None, body_error: BaseException | None
+    ) -> None:
         self.drop(hold)
         loss = hold.loss
-        if loss is not None and hold.wanted.on_lost == "raise":
+        if loss is not None and hold.wanted.on_lost != "log":
             if body_error is None:
                 raise hold.lost_error(loss)
             body_error.add_note(f"pglease: {hold.lost_error(loss)}")
@@ -322,11 +362,6 @@ class Taking:
         self.manager.forget()
 
 
-def _left_nothing(call: Any) -> bool:
-    """Tell whether a call whose task was cancelled surely left no lease behind."""
-    return call.cancelled() or (call.exception() is None and isinstance(call.result().value, Refused | Released))
-
-
 class _Cancelled(Exception):
     """The caller's event was set while it waited."""
 
@@ -352,6 +387,10 @@ def not_acquired(refused: NotAcquired, wanted: HoldOptions, *, cancelled: bool =
         return AcquisitionError(f"the lease {refused.name!r} is {holder}{until}", **facts)
     how = "the wait was cancelled" if cancelled else f"{timedelta(seconds=wanted.wait)} were not enough"
     return AcquireTimeout(f"the lease {refused.name!r} is still {holder}{until}: {how}", **facts)
+
+
+def _box_for(body_error: BaseException | None) -> float:
+    return RELEASE_BOX if body_error is None else HASTY_RELEASE_BOX
 
 
 def _tell_unconfirmed(hold: Hold, trouble: Exception, body_error: BaseException | None) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from pglease import PGLease, clock, drive, giveback, options
 from pglease.backends.base import Budget
 from pglease.backends.memory import MemoryBackend
+from pglease.bell import Bell
 from pglease.errors import BackendMisconfigured, BackendUnavailable
 from pglease.handles import HeldLease
 from pglease.records import Granted, Refused, Request
@@ -66,6 +69,12 @@ def is_free(backend: MemoryBackend, name: str = "job") -> bool:
 
 def nobody(future: Future[Answer]) -> None:
     raise AssertionError("nothing was abandoned")
+
+
+def arun(
+    steps: Generator[Step, Answer, Any], backend: MemoryBackend, abandoned: Callable[[Future[Answer]], None] = nobody
+) -> Coroutine[Any, Any, Any]:
+    return drive.arun(steps, backend, abandoned, asyncio.sleep)
 
 
 # -- run ---------------------------------------------------------------------------------------------------------------
@@ -139,7 +148,7 @@ def test_a_conversation_without_a_step_just_returns(backend):
         yield
 
     assert drive.run(silent(), backend, time.sleep) == "nothing to ask"
-    assert asyncio.run(drive.arun(silent(), backend, nobody)) == "nothing to ask"
+    assert asyncio.run(arun(silent(), backend)) == "nothing to ask"
 
 
 # -- arun --------------------------------------------------------------------------------------------------------------
@@ -148,7 +157,7 @@ def test_a_conversation_without_a_step_just_returns(backend):
 def test_arun_gives_the_same_answers_as_run(backend):
     steps = (Wait(0.001), Call("release", ("job", "a" * 32), 1.0))
 
-    taken, waited, freed = asyncio.run(drive.arun(asks(then=steps), backend, nobody))
+    taken, waited, freed = asyncio.run(arun(asks(then=steps), backend))
 
     assert isinstance(taken.value, Granted)
     assert waited == Answer(waited.now)
@@ -156,7 +165,7 @@ def test_arun_gives_the_same_answers_as_run(backend):
     assert is_free(backend)
 
 
-def test_calls_are_made_on_an_executor_of_our_own_and_the_loop_goes_on(backend):
+def test_calls_are_made_on_threads_of_our_own_and_the_loop_goes_on(backend):
     backend.before.clear()
 
     def refuse(*_: Any) -> None:
@@ -164,7 +173,7 @@ def test_calls_are_made_on_an_executor_of_our_own_and_the_loop_goes_on(backend):
 
     async def main() -> int:
         asyncio.get_running_loop().run_in_executor = refuse  # type: ignore[method-assign, assignment]
-        asking = asyncio.create_task(drive.arun(asks(), backend, nobody))
+        asking = asyncio.create_task(arun(asks(), backend))
         turns = 0
         while not asking.done():
             await asyncio.sleep(0.001)
@@ -175,7 +184,7 @@ def test_calls_are_made_on_an_executor_of_our_own_and_the_loop_goes_on(backend):
         return turns
 
     assert asyncio.run(main()) >= 20
-    assert all(name.startswith("pglease-call") for name in backend.threads)
+    assert all(name.startswith("pglease-asking") for name in backend.threads)
 
 
 def test_hundreds_of_waiting_tasks_park_no_thread(backend):
@@ -185,7 +194,7 @@ def test_hundreds_of_waiting_tasks_park_no_thread(backend):
             yield Call("get", ("job",), 1.0)
 
     async def main() -> int:
-        tasks = [asyncio.create_task(drive.arun(patient(), backend, nobody)) for _ in range(300)]
+        tasks = [asyncio.create_task(arun(patient(), backend)) for _ in range(300)]
         await asyncio.sleep(0.02)
         threads = threading.active_count()
         await asyncio.gather(*tasks)
@@ -202,7 +211,7 @@ def test_an_error_of_a_call_comes_out_on_the_loop():
             raise BackendMisconfigured("no such table")
 
     with pytest.raises(BackendMisconfigured):
-        asyncio.run(drive.arun(asks(), Wrong(), nobody))
+        asyncio.run(arun(asks(), Wrong()))
 
 
 async def cancelled_at(task: asyncio.Task[Any], moment: Callable[[], object]) -> None:
@@ -222,7 +231,7 @@ def test_a_call_under_way_at_a_cancellation_goes_on_and_is_handed_over(backend, 
     abandoned: list[Future[Answer]] = []
 
     async def main() -> None:
-        await cancelled_at(asyncio.create_task(drive.arun(asks(), backend, abandoned.append)), backend.asked.is_set)
+        await cancelled_at(asyncio.create_task(arun(asks(), backend, abandoned.append)), backend.asked.is_set)
 
     asyncio.run(main())
 
@@ -238,7 +247,7 @@ def test_a_call_that_has_not_begun_when_its_task_is_cancelled_is_not_made(backen
 
     async def main() -> list[Any]:
         tasks = [
-            asyncio.create_task(drive.arun(asks(f"job-{number}"), backend, lambda _: None))
+            asyncio.create_task(arun(asks(f"job-{number}"), backend, lambda _: None))
             for number in range(3 * drive.MOST_CALLS)
         ]
         while len(backend.threads) < drive.MOST_CALLS:  # noqa: ASYNC110  # counted on other threads
@@ -251,7 +260,7 @@ def test_a_call_that_has_not_begun_when_its_task_is_cancelled_is_not_made(backen
     backend.before.set()
 
     assert all(isinstance(answer, asyncio.CancelledError) for answer in answers)
-    drive._executor().submit(lambda: None).result(10)
+    drive._asking().submit(lambda: None).result(10)
     assert len(backend.threads) == drive.MOST_CALLS
 
 
@@ -264,7 +273,7 @@ def test_a_cancellation_in_a_pause_hands_nothing_over_when_the_answer_was_clear(
             paused.set()
             yield Wait(60.0)
 
-        await cancelled_at(asyncio.create_task(drive.arun(conversation(), backend, nobody)), paused.is_set)
+        await cancelled_at(asyncio.create_task(arun(conversation(), backend)), paused.is_set)
 
     watch = Stopwatch()
     asyncio.run(main())
@@ -284,7 +293,7 @@ def test_a_cancellation_in_the_pause_after_a_lost_reply_hands_that_call_over(bac
             paused.set()
             yield Wait(60.0)
 
-        await cancelled_at(asyncio.create_task(drive.arun(conversation(), backend, abandoned.append)), paused.is_set)
+        await cancelled_at(asyncio.create_task(arun(conversation(), backend, abandoned.append)), paused.is_set)
 
     asyncio.run(main())
 
@@ -297,7 +306,7 @@ def test_a_call_that_ends_after_its_loop_was_closed_makes_no_noise(backend, capl
     abandoned: list[Future[Answer]] = []
 
     async def main() -> None:
-        await cancelled_at(asyncio.create_task(drive.arun(asks(), backend, abandoned.append)), backend.asked.is_set)
+        await cancelled_at(asyncio.create_task(arun(asks(), backend, abandoned.append)), backend.asked.is_set)
 
     asyncio.run(main())
     ended = threading.Event()
@@ -392,21 +401,163 @@ def test_a_cancellation_in_the_very_moment_of_the_grant_leaves_nothing(backend, 
         wait_until(lambda: leases.heartbeat_manager.give_back._debts == [], within=15)
 
 
-# -- in_executor -------------------------------------------------------------------------------------------------------
+# -- more calls than threads -------------------------------------------------------------------------------------------
 
 
-def test_in_executor_returns_what_the_function_returns_and_raises_what_it_raises():
+def test_a_call_whose_turn_does_not_come_within_its_time_is_trouble_and_is_never_made(backend):
+    backend.before.clear()
+
+    def one(name: str, seconds: float) -> Generator[Step, Answer, Answer]:
+        return (yield Call("try_acquire", (Request(name, "me", "a" * 32, 60.0),), seconds))
+
+    async def main() -> Answer:
+        stuck = [asyncio.create_task(arun(one(f"stuck-{n}", 20.0), backend)) for n in range(drive.MOST_CALLS)]
+        while len(backend.threads) < drive.MOST_CALLS:  # noqa: ASYNC110  # counted on other threads
+            await asyncio.sleep(0.001)
+        answer = await arun(one("job", 0.1), backend)
+        backend.before.set()
+        await asyncio.gather(*stuck)
+        return answer
+
+    watch = Stopwatch()
+    answer = asyncio.run(main())
+
+    assert watch.seconds < 10
+    assert answer.error is not None
+    assert not answer.error.outcome_unknown
+    assert backend.get("job", Budget.of(5, clock.now)) is None
+
+
+def test_a_call_that_waited_for_its_turn_has_what_is_left_of_its_time():
+    left: list[float] = []
+    go_on = threading.Event()
+
+    class Slow(MemoryBackend):
+        def get(self, name: str, budget: Budget) -> None:
+            if name == "stuck":
+                go_on.wait(20)
+            else:
+                left.append(budget.left())
+
+    def look(name: str, seconds: float) -> Generator[Step, Answer, Answer]:
+        return (yield Call("get", (name,), seconds))
+
     async def main() -> None:
-        assert await drive.in_executor(lambda: threading.current_thread().name) != threading.current_thread().name
+        backend = Slow()
+        stuck = [asyncio.create_task(arun(look("stuck", 60.0), backend)) for _ in range(drive.MOST_CALLS)]
+        await asyncio.sleep(0)
+        late = asyncio.create_task(arun(look("late", 60.0), backend))
+        await asyncio.sleep(0.2)
+        go_on.set()
+        await asyncio.gather(late, *stuck)
+
+    asyncio.run(main())
+
+    assert left[0] <= 59.8
+
+
+def test_what_must_go_to_its_end_is_done_otherwise_when_its_turn_does_not_come():
+    go_on, done = threading.Event(), []
+
+    async def main() -> None:
+        stuck = [asyncio.create_task(drive.to_the_end(lambda: go_on.wait(20))) for _ in range(drive.MOST_KEEPERS)]
+        await asyncio.sleep(0)
+        answer = await drive.to_the_end(lambda: done.append("late"), seconds=0.05, instead=lambda: "instead")
+        assert answer == "instead"
+        waiting = asyncio.create_task(
+            drive.to_the_end(lambda: done.append("late"), seconds=0.05, instead=lambda: done.append("instead"))
+        )
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        go_on.set()
+        await asyncio.gather(*stuck)
+
+    asyncio.run(main())
+
+    assert done == ["instead"]
+
+
+def test_a_call_sees_the_context_of_who_asked():
+    who: ContextVar[str] = ContextVar("who", default="nobody")
+
+    class Curious(MemoryBackend):
+        def get(self, name: str, budget: Budget) -> Any:
+            return who.get()
+
+    async def main() -> str:
+        who.set("the task")
+        answer = await arun((lambda: (yield Call("get", ("job",), 1.0)))(), Curious())
+        return str(answer.value)
+
+    assert asyncio.run(main()) == "the task"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_forgotten_answer_and_its_errors_make_no_noise(fails, caplog):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(10)
+        if fails:
+            raise ZeroDivisionError
+
+    async def main() -> None:
+        await cancelled_at(asyncio.create_task(drive.ask(work)), begun.is_set)
+
+    asyncio.run(main())
+    go_on.set()
+    drive._asking().submit(lambda: None).result(10)
+    gc.collect()
+
+    assert caplog.records == []
+
+
+def test_a_sleeping_task_is_woken_by_a_bell_from_any_thread():
+    bell = Bell()
+
+    async def main() -> float:
+        asyncio.get_running_loop().call_later(0.05, threading.Thread(target=bell.set).start)
+        watch = Stopwatch()
+        await drive.asleep(60, bell)
+        await drive.asleep(60, bell)
+        return watch.seconds
+
+    assert asyncio.run(main()) < 10
+    assert bell._callbacks == {}
+
+
+def test_a_bell_that_rings_after_the_loop_is_gone_disturbs_nobody():
+    bell = Bell()
+    loop = asyncio.new_event_loop()
+    sleeping = loop.create_task(drive.asleep(60, bell))
+    loop.run_until_complete(asyncio.sleep(0))
+    sleeping.cancel()
+    loop.close()
+
+    bell.set()
+
+    with contextlib.suppress(asyncio.CancelledError):
+        sleeping.get_coro().close()
+
+
+# -- to_the_end -------------------------------------------------------------------------------------------------------
+
+
+def test_to_the_end_returns_what_the_function_returns_and_raises_what_it_raises():
+    async def main() -> None:
+        assert await drive.to_the_end(lambda: threading.current_thread().name) != threading.current_thread().name
         with pytest.raises(ZeroDivisionError):
-            await drive.in_executor(lambda: 1 / 0)
+            await drive.to_the_end(lambda: 1 / 0)
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("cancels", [1, 2, 5])
-def test_in_executor_runs_to_its_end_and_then_the_cancellation_follows(cancels, fails, caplog):
+def test_to_the_end_runs_to_its_end_and_then_the_cancellation_follows(cancels, fails, caplog):
     begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:
@@ -417,7 +568,7 @@ def test_in_executor_runs_to_its_end_and_then_the_cancellation_follows(cancels, 
             raise ZeroDivisionError
 
     async def main() -> None:
-        task = asyncio.create_task(drive.in_executor(work))
+        task = asyncio.create_task(drive.to_the_end(work))
         while not begun.is_set():  # noqa: ASYNC110  # set on another thread
             await asyncio.sleep(0.001)
         for _ in range(cancels):
@@ -439,7 +590,7 @@ def test_a_cancellation_in_the_very_moment_of_its_end_is_not_swallowed():
     async def main() -> None:
         swallowed = 0
         for turns in range(200):
-            task = asyncio.create_task(drive.in_executor(lambda: None))
+            task = asyncio.create_task(drive.to_the_end(lambda: None))
             for _ in range(turns % 20):
                 await asyncio.sleep(0)
             if task.done():
@@ -455,10 +606,10 @@ def test_a_cancellation_in_the_very_moment_of_its_end_is_not_swallowed():
     asyncio.run(main())
 
 
-def test_a_timeout_around_in_executor_is_a_timeout():
+def test_a_timeout_around_what_goes_to_its_end_is_a_timeout():
     async def main() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
-                await drive.in_executor(lambda: time.sleep(0.1))
+                await drive.to_the_end(lambda: time.sleep(0.1))
 
     asyncio.run(main())
