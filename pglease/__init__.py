@@ -63,6 +63,7 @@ from pglease.records import Lease, Loss, LossReason
 from pglease.slots import Cron
 
 if TYPE_CHECKING:
+    from pglease.aio import AsyncHeldLease, AsyncLeaseContext, AsyncPGLease
     from pglease.backends.hybrid import HybridPostgresBackend
     from pglease.backends.memory import MemoryBackend
     from pglease.backends.postgres import PostgresBackend
@@ -81,6 +82,9 @@ __all__ = [
     "SKIPPED",
     "AcquireTimeout",
     "AcquisitionError",
+    "AsyncHeldLease",
+    "AsyncLeaseContext",
+    "AsyncPGLease",
     "Backend",
     "BackendClosed",
     "BackendError",
@@ -142,6 +146,9 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AsyncHeldLease": "pglease.aio",
+    "AsyncLeaseContext": "pglease.aio",
+    "AsyncPGLease": "pglease.aio",
     "HybridPostgresBackend": "pglease.backends.hybrid",
     "MemoryBackend": "pglease.backends.memory",
     "PostgresBackend": "pglease.backends.postgres",
@@ -157,7 +164,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is not used by everybody when its name is first used; so `import pglease` loads no driver."""
+    """Load what is not used by everybody when its name is first used: no driver, no event loop before."""
     if name in _LAZY:
         from importlib import import_module
 

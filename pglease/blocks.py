@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 LeaseT_co = TypeVar("LeaseT_co", bound="HeldLease | NotAcquired", covariant=True)
 
 
-class LeaseContext(Generic[LeaseT_co]):
-    """The block that a lease is held for. Made by `PGLease.acquire`; may be entered again once it was left."""
+class Block:
+    """What entering and leaving a block means, on a thread or in a task."""
 
     def __init__(self, client: PGLease, wanted: HoldOptions, *, raise_on_failure: bool) -> None:
         self._client = client
@@ -27,28 +27,44 @@ class LeaseContext(Generic[LeaseT_co]):
         self._lease: HeldLease | None = None
         self._entered = False
 
-    def __enter__(self) -> LeaseT_co:
+    def _enter(self) -> None:
         if self._entered:
             raise ConfigurationError(f"this acquire({self._wanted.name!r}) is in use: a second block needs its own")
         self._entered = True  # already while waiting, or whoever gives up first would release the other's lease
-        try:
-            taken = self._client.taking.take(self._wanted)
-        except BaseException:
-            self._entered = False
-            raise
+
+    def _admit(self, taken: HeldLease | NotAcquired) -> None:
+        """Let the body run with what was taken, or raise."""
         if isinstance(taken, HeldLease):
             taken._hold.in_block = True
             self._lease = taken
             current.enter(taken)
         elif self._raise:
-            self._entered = False
             raise not_acquired(taken, self._wanted)
+
+    def _leave(self) -> HeldLease | None:
+        """Return the lease to give back, if there is one. The block may be entered again."""
+        lease, self._lease, self._entered = self._lease, None, False
+        if lease is not None:
+            current.leave(lease)
+        return lease
+
+
+class LeaseContext(Block, Generic[LeaseT_co]):
+    """The block that a lease is held for. Made by `PGLease.acquire`; may be entered again once it was left."""
+
+    def __enter__(self) -> LeaseT_co:
+        self._enter()
+        try:
+            taken = self._client.taking.take(self._wanted)
+            self._admit(taken)
+        except BaseException:
+            self._entered = False
+            raise
         return cast("LeaseT_co", taken)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease, self._lease, self._entered = self._lease, None, False
+        lease = self._leave()
         if lease is not None:
-            current.leave(lease)
             self._client.taking.leave(lease._hold, error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import inspect
 import logging
 import os
 import threading
@@ -54,7 +55,7 @@ log = logging.getLogger("pglease")
 
 CLOSING_BOX = 5.0
 EXIT_BOX = 2.0
-_KNOBS: dict[str, Any] = {
+KNOBS: dict[str, Any] = {
     "table_name": DEFAULT_TABLE,
     "schema": None,
     "auto_initialize": True,
@@ -76,8 +77,8 @@ class PGLease:
             two workers with the same label exclude each other.
         heartbeat_interval: seconds between renewals at most. Default None: a third of each ttl. A lease is renewed at
             least three times per ttl whatever this says.
-        on_lease_lost: called with the lease's name, once for each loss, on a thread of its own; may call back into the
-            client. Not called for what `close` ends.
+        on_lease_lost: called with the lease's name, once for each loss, on a thread of its own, in the context
+            (`contextvars`) of whoever took it; may call back into the client. Not called for what `close` ends.
         margin: seconds by which a holder stops believing before the store's expiry. Default: 5 % of ttl, at least 0.25
             s, never more than a quarter of ttl.
         connect_timeout: seconds one connection attempt may take, and one conversation with the store (`try_acquire`,
@@ -112,7 +113,7 @@ class PGLease:
             "connect_timeout": connect_timeout,
             "pool_size": pool_size,
         }
-        given = {name: value for name, value in knobs.items() if value is not _KNOBS[name] and value != _KNOBS[name]}
+        given = {name: value for name, value in knobs.items() if value is not KNOBS[name] and value != KNOBS[name]}
         with options.all_problems() as problems:
             interval = (
                 None
@@ -121,8 +122,8 @@ class PGLease:
             )
             pause = None if margin is None else problems.check(options.seconds, margin, "margin")
             label = None if owner_id is None else problems.check(options.text, owner_id, "owner_id")
-            if on_lease_lost is not None and not callable(on_lease_lost):
-                problems.note(f"on_lease_lost must be callable, not {on_lease_lost!r}")
+            if on_lease_lost is not None:
+                problems.check(_callback, on_lease_lost)
             box = problems.check(options.seconds, connect_timeout, "connect_timeout")
             store, self._opened = problems.check(_store, backend, given) or (None, False)
         self.backend: Backend = store
@@ -330,21 +331,16 @@ class PGLease:
             ReentrantError: this thread has the lease through this client and would wait for itself.
             BackendUnavailable: the store never answered.
         """
-        with options.all_problems() as problems:
-            until = (
-                float("inf") if timeout is None else problems.check(options.seconds, timeout, "timeout", forever=True)
-            )
-            poll = problems.check(options.seconds, poll_interval, "poll_interval")
-            wanted = problems.check(
-                options.hold_options,
-                name,
-                ttl,
-                wait=until,
-                min_hold=min_hold,
-                max_hold=max_hold,
-                metadata=metadata,
-                fair=fair,
-            )
+        wanted, poll = options.waiting_options(
+            name,
+            ttl,
+            timeout,
+            poll_interval,
+            min_hold=min_hold,
+            max_hold=max_hold,
+            metadata=metadata,
+            fair=fair,
+        )
         self.check_traits(wanted)
         taken = self.taking.take(wanted, poll=poll, cancel=cancel)
         if isinstance(taken, NotAcquired):
@@ -617,6 +613,16 @@ def _close_clients() -> None:
             client._close_at_exit()
         except Exception:
             log.exception("%r could not be closed", client)
+
+
+def _callback(on_lease_lost: object) -> None:
+    if not callable(on_lease_lost):
+        raise ConfigurationError(f"on_lease_lost must be callable, not {on_lease_lost!r}")
+    if inspect.iscoroutinefunction(on_lease_lost):
+        raise ConfigurationError(
+            f"on_lease_lost must be a plain function, not {on_lease_lost!r}: it is called on a thread of its own, "
+            "where it may use asyncio.run_coroutine_threadsafe"
+        )
 
 
 def _store(backend: str | Backend, given: Mapping[str, Any]) -> tuple[Backend, bool]:

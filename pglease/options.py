@@ -26,6 +26,8 @@ Duration: TypeAlias = float | str | timedelta
 """Seconds as a number, a `timedelta`, or text such as "90s", "5m", "1h30m", "500ms"."""
 
 OnLost: TypeAlias = Literal["raise", "log"]
+AsyncOnLost: TypeAlias = Literal["raise", "cancel", "log"]
+"""What leaving a block after a loss does; "cancel" does not wait for that, and needs a task to cancel."""
 
 MAX_NAME = 255
 MAX_STEM = 240
@@ -255,8 +257,14 @@ def hold_options(
     fair: bool = False,
     on_lost: str = "raise",
     once_per: Slots | None = None,
+    in_a_task: bool = False,
 ) -> HoldOptions:
     """Check one acquisition's arguments; all that is wrong is said at once.
+
+    Args:
+        in_a_task: whether there is a task that could be cancelled.
+        name, ttl, wait, min_hold, max_hold, metadata, heartbeat, fair, on_lost, once_per: as for `PGLease.acquire` and
+            `singleton_task`.
 
     Raises:
         ConfigurationError: with one sentence for each broken rule.
@@ -274,7 +282,23 @@ def hold_options(
         # What has no hash is no name and no duration either. Whatever is wrong, the checks below say all of it.
         with suppress(TypeError, ConfigurationError):
             return _usual(name, ttl)
-    return _checked(name, ttl, wait, min_hold, max_hold, metadata, heartbeat, fair, on_lost, once_per)
+    outcomes = get_args(AsyncOnLost if in_a_task else OnLost)
+    return _checked(name, ttl, wait, min_hold, max_hold, metadata, heartbeat, fair, on_lost, outcomes, once_per)
+
+
+def waiting_options(
+    name: str, ttl: Duration, timeout: Duration | None, poll_interval: Duration, **hold: Any
+) -> tuple[HoldOptions, float]:
+    """Check the arguments of `wait_for_lease`; return what is wanted, and the longest pause between two looks.
+
+    Raises:
+        ConfigurationError: with one sentence for each broken rule.
+    """
+    with all_problems() as problems:
+        until = float("inf") if timeout is None else problems.check(seconds, timeout, "timeout", forever=True)
+        poll = problems.check(seconds, poll_interval, "poll_interval")
+        wanted = problems.check(hold_options, name, ttl, wait=until, **hold)
+    return wanted, poll
 
 
 @lru_cache(maxsize=1024, typed=True)  # typed, since True is 1 otherwise
@@ -293,6 +317,7 @@ def _checked(  # noqa: PLR0917  # called once, from right above, in the same ord
     heartbeat: bool,
     fair: bool,
     on_lost: str,
+    outcomes: tuple[str, ...],
     once_per: Slots | None,
 ) -> HoldOptions:
     with all_problems() as problems:
@@ -305,7 +330,7 @@ def _checked(  # noqa: PLR0917  # called once, from right above, in the same ord
             metadata=problems.check(metadata, attached),
             heartbeat=problems.check(flag, heartbeat, "heartbeat"),
             fair=problems.check(flag, fair, "fair"),
-            on_lost=problems.check(choice, on_lost, "on_lost", get_args(OnLost)),
+            on_lost=problems.check(choice, on_lost, "on_lost", outcomes),
             once_per=once_per,
         )
         if options.min_hold and options.max_hold and options.min_hold > options.max_hold:

@@ -1,4 +1,7 @@
-"""Two clients that know nothing of each other, on a store in memory and on PostgreSQL: promises hold on both."""
+"""Two clients that know nothing of each other, on a store in memory and on PostgreSQL: promises hold on both.
+
+A module that says `FACES = BOTH` tells its promises to `PGLease` and to `AsyncPGLease`.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,40 @@ from typing import Any
 
 import pytest
 
-from pglease import MemoryBackend, PGLease
+from pglease import AsyncPGLease, MemoryBackend, PGLease
+from tests.client import on_a_loop
 from tests.support import worlds
 from tests.support.server import RunServer
+
+BOTH = ("threads", "asyncio")
 
 
 class Store:
     """Where the leases are; the test may reach behind everybody's back."""
 
-    def __init__(self, dsn: str | None) -> None:
+    def __init__(self, dsn: str | None, *, face: str = "threads") -> None:
         self.dsn = dsn
+        self.face = face
         self._memory = MemoryBackend()
         self._life = ExitStack()
+        self._only_loop: on_a_loop.Loop | None = None
 
-    def client(self, owner_id: str | None = None, **arguments: Any) -> PGLease:
-        """Return another client; it is closed at the end of the test."""
+    def client(self, owner_id: str | None = None, **arguments: Any) -> Any:
+        """Return another client, with this test's face; it is closed at the end of the test."""
+        if self.face == "threads":
+            return self.rival(owner_id, **arguments)
+        asynchronous = AsyncPGLease(self.dsn or self._memory.another(), owner_id, **arguments)
+        return self._life.enter_context(on_a_loop.Client(self._loop(), asynchronous))
+
+    def rival(self, owner_id: str | None = None, **arguments: Any) -> PGLease:
+        """Return a plain client."""
         return self._life.enter_context(PGLease(self.dsn or self._memory.another(), owner_id, **arguments))
+
+    def _loop(self) -> on_a_loop.Loop:
+        if self._only_loop is None:
+            self._only_loop = on_a_loop.Loop()
+            self._life.callback(self._only_loop.close)
+        return self._only_loop
 
     def lapse(self, name: str) -> None:
         """Let the hold be over by the store's clock, without its holder's knowing.
@@ -73,18 +94,28 @@ def empty_dsn(shared_dsn: str) -> str:
     return shared_dsn
 
 
-@pytest.fixture(params=["memory", "postgres"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tell each promise on every store, and on the faces that its module names."""
+    if "store" in metafunc.fixturenames:
+        both = getattr(metafunc.module, "FACES", ()) and not metafunc.definition.get_closest_marker("threads_only")
+        worlds = [(store, face) for face in (BOTH if both else BOTH[:1]) for store in ("memory", "postgres")]
+        ids = [store if face == "threads" else f"{store}-{face}" for store, face in worlds]
+        metafunc.parametrize("store", worlds, ids=ids, indirect=True)
+
+
+@pytest.fixture
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    made = Store(request.getfixturevalue("empty_dsn") if request.param == "postgres" else None)
+    kind, face = request.param
+    made = Store(request.getfixturevalue("empty_dsn") if kind == "postgres" else None, face=face)
     yield made
     made.close()
 
 
 @pytest.fixture
-def leases(store: Store) -> PGLease:
+def leases(store: Store) -> Any:
     return store.client("ours")
 
 
 @pytest.fixture
 def rival(store: Store) -> PGLease:
-    return store.client("rival")
+    return store.rival("rival")

@@ -9,6 +9,8 @@ import pytest
 
 from pglease import ConfigurationError, Lease
 
+FACES = ("threads", "asyncio")
+
 
 def test_a_name_that_was_never_held_is_unknown(leases):
     assert leases.get_lease("job") is None

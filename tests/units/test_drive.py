@@ -486,10 +486,12 @@ def test_a_call_sees_the_context_of_who_asked():
         def get(self, name: str, budget: Budget) -> Any:
             return who.get()
 
+    def look() -> Generator[Step, Answer, Answer]:
+        return (yield Call("get", ("job",), 1.0))
+
     async def main() -> str:
         who.set("the task")
-        answer = await arun((lambda: (yield Call("get", ("job",), 1.0)))(), Curious())
-        return str(answer.value)
+        return str((await arun(look(), Curious())).value)
 
     assert asyncio.run(main()) == "the task"
 
