@@ -101,9 +101,9 @@ def test_a_block_left_by_another_thread_disturbs_nobody(leases):
 
 
 def test_a_forgotten_handle_is_not_kept_alive(leases, rival):
-    with pytest.warns(ResourceWarning):
+    with pytest.warns(ResourceWarning):  # noqa: PT031  # both
         leases.acquire("job").__enter__()
-    gc.collect()
+        gc.collect()
 
     assert rival.wait_for_lease("job", timeout=10, poll_interval=0.05)
 

@@ -72,7 +72,7 @@ async def a_call_may_be_skipped() -> None:
 async def mistakes() -> None:
     leases.acquire(7)  # type: ignore[call-overload]
     leases.acquire("job", on_lost="ignore")  # type: ignore[call-overload]
-    leases.acquire("job", wiat=5)  # type: ignore[call-overload]
+    leases.acquire("job", waiting=5)  # type: ignore[call-overload]
     await leases.try_acquire("job", wait=3)  # type: ignore[call-arg]
     with leases.acquire("job"):  # type: ignore[attr-defined]
         pass
