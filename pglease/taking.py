@@ -138,7 +138,7 @@ class Taking:
 
         try:
             found = await drive.arun(
-                self._conversation(asked, wanted, margin, poll), self.backend, give_back, self._anap
+                self._conversation(asked, wanted, margin, poll), self.backend, give_back, self.anap
             )
         except BackendUnavailable as error:
             return self._refused_before(asked[-1], error)
@@ -254,7 +254,8 @@ class Taking:
         if self.closed.wait(seconds):
             self.refuse_if_closed()
 
-    async def _anap(self, seconds: float) -> None:
+    async def anap(self, seconds: float) -> None:
+        """Sleep like `nap`, without blocking the event loop."""
         await drive.asleep(seconds, self.closed)
         self.refuse_if_closed()
 

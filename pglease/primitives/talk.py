@@ -126,8 +126,6 @@ def look(wish: Look | List | Renew, leases: PGLease) -> Any:
 
 async def arun(talk: Talk[T], leases: PGLease) -> T:
     """Carry a talk out on the running event loop: a waiting task parks no thread."""
-    import asyncio
-
     from pglease import drive
 
     try:
@@ -138,9 +136,9 @@ async def arun(talk: Talk[T], leases: PGLease) -> T:
                     answer: Any = await leases.taking.atake(wish.wanted)
                 elif isinstance(wish, Pause):
                     answer = None
-                    await asyncio.sleep(wish.seconds)
+                    await leases.taking.anap(wish.seconds)
                 else:
-                    answer = await drive.in_executor(functools.partial(look, wish, leases))
+                    answer = await drive.ask(functools.partial(look, wish, leases))
             except BaseException as error:  # noqa: BLE001  # as above
                 wish = talk.throw(error)
             else:
