@@ -25,7 +25,7 @@ from urllib.parse import unquote
 import tenacity
 
 from pglease import clock, forks, options
-from pglease.backends.base import Budget, FencesNothing, KeepsNoQueue, Traits, WakesNobody
+from pglease.backends.base import Budget, FencesNothing, Traits
 from pglease.errors import (
     BackendError,
     BackendMisconfigured,
@@ -42,21 +42,37 @@ except ImportError:
 from pglease.backends import redis_doctor
 from pglease.backends.redis_address import Address
 from pglease.backends.redis_connections import Connections, Link
-from pglease.backends.redis_errors import Elsewhere, Node, translated
-from pglease.backends.redis_lua import CLEAN_UP, FORCE_RELEASE, LOOK, RELEASE, RENEW, TRY_ACQUIRE, Script
+from pglease.backends.redis_errors import Elsewhere, Node, NotReplicated, is_elsewhere, translated
+from pglease.backends.redis_lua import (
+    CLEAN_UP,
+    FORCE_RELEASE,
+    KEYS,
+    LEAVE_QUEUE,
+    LOOK,
+    MARK,
+    QUEUE,
+    RELEASE,
+    RENEW,
+    TRY_ACQUIRE,
+    TRY_ACQUIRE_IN_QUEUE,
+    Script,
+)
 from pglease.backends.redis_routes import Routes
+from pglease.backends.redis_subscription import RedisSubscription
 from pglease.records import (
     Gone,
     Granted,
     Held,
     Lease,
     LossReason,
+    Place,
     Refused,
     Released,
     ReleaseOutcome,
     Renewal,
     RenewalOutcome,
     Request,
+    Ticket,
     Unknown,
 )
 
@@ -72,6 +88,8 @@ TRAITS = Traits(
     clock="server",
     shared_by="hosts",
     durable="with AOF",
+    wakes_waiters=True,
+    fair=True,
     slots=True,
     caveat="tokens may repeat after a failover that lost writes",
 )
@@ -81,7 +99,8 @@ _TAGGED = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D"})
 """What could end a hash tag early, and the sign that marks it."""
 _GLOB = re.compile(rb"([*?\[\]\\^-])")
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
-_RECORD, _COUNTER = b"}:lease", b"}:token"
+_ENDS = tuple(f"}}:{key}".encode() for key in KEYS)
+_RECORD = _ENDS[0]
 _REASONS: dict[bytes, LossReason] = {
     b"taken": "taken",
     b"deleted": "deleted",
@@ -90,7 +109,7 @@ _REASONS: dict[bytes, LossReason] = {
 }
 
 
-class RedisBackend(WakesNobody, KeepsNoQueue, FencesNothing):
+class RedisBackend(FencesNothing):
     """Leases in Redis (6 or newer) or Valkey: one server, one behind Sentinel, or a Cluster.
 
     Args:
@@ -139,6 +158,7 @@ class RedisBackend(WakesNobody, KeepsNoQueue, FencesNothing):
     def _fresh_locks(self) -> None:
         self._settling = threading.RLock()
         self._closing = threading.Event()
+        self._subscriptions: builtins.list[RedisSubscription] = []
 
     def __repr__(self) -> str:
         return f"<RedisBackend {self.connections.address}>"
@@ -148,8 +168,14 @@ class RedisBackend(WakesNobody, KeepsNoQueue, FencesNothing):
     def try_acquire(self, request: Request, budget: Budget) -> Granted | Refused:
         """See `Backend.try_acquire`."""
         metadata = json.dumps(dict(request.metadata), ensure_ascii=False) if request.metadata else ""
-        args = (request.name, request.lease_id, request.owner_id, _microseconds(request.ttl), metadata)
-        answer = self._ask(TRY_ACQUIRE, args, budget, safe_with=b"granted")
+        args: tuple[Any, ...] = (request.name, request.lease_id, request.owner_id, _microseconds(request.ttl), metadata)
+        args += (request.ticket_id or "", self._keys.channel)
+        script = TRY_ACQUIRE_IN_QUEUE if request.ticket_id else TRY_ACQUIRE
+        answer = self._ask(script, args, budget, safe_with=b"granted")
+        if answer[0] == b"queued":
+            answer = self._ask(TRY_ACQUIRE_IN_QUEUE, args, budget, safe_with=b"granted")
+        if answer[0] == b"reserved":
+            return Refused(None, int(answer[2]) / 1e6, answer[1].decode(errors="replace"))
         lease = _lease(request.name, answer)
         return Granted(lease) if answer[0] == b"granted" else Refused(lease, lease.time_remaining())
 
@@ -186,38 +212,48 @@ class RedisBackend(WakesNobody, KeepsNoQueue, FencesNothing):
 
     def _renewed(self, node: Node, renewals: Sequence[Renewal], budget: Budget) -> builtins.list[RenewalOutcome]:
         calls = [
-            (self._keys.of(renewal.name), (renewal.name, renewal.lease_id, _microseconds(renewal.ttl)))
+            (self._keys.of(renewal.name)[:1], (renewal.name, renewal.lease_id, _microseconds(renewal.ttl)))
             for renewal in renewals
         ]
 
         def ask(link: Link) -> builtins.list[Any]:
             answers = link.run_many(RENEW, calls)
-            if all(isinstance(answer, Exception) for answer in answers):
+            if all(isinstance(answer, Exception) and not is_elsewhere(answer) for answer in answers):
                 raise answers[0]
             self._await_replicas(link, budget)
             return answers
 
         answers = self._retried(lambda: self._at(node, ask, budget, reserved=True), budget)
-        return [self._renewal(renewal, answer) for renewal, answer in zip(renewals, answers, strict=True)]
+        sent_at = budget.sent_at
+        outcomes: builtins.list[RenewalOutcome] = []
+        for renewal, (_, args), answer in zip(renewals, calls, answers, strict=True):
+            try:
+                found = self._ask(RENEW, args, budget, safe_with=b"held") if is_elsewhere(answer) else answer
+                outcomes.append(self._renewal(renewal, found))
+            except BackendError as error:
+                outcomes.append(Unknown(error))
+        budget.sent_at = sent_at  # of the first of them: belief is counted from there for all
+        return outcomes
 
     def _renewal(self, renewal: Renewal, answer: Any) -> RenewalOutcome:
         if isinstance(answer, Exception):
-            return Unknown(self._explained(answer))
+            raise self._explained(answer)
         verdict = answer[0]
         if verdict == b"held":
             return Held(_lease(renewal.name, answer))
         if verdict == b"foreign":
-            return Unknown(self._foreign(renewal.name))
+            raise self._foreign(renewal.name)
         return _gone(renewal.name, answer)
 
     def release(self, name: str, lease_id: str, budget: Budget, *, min_hold: float = 0.0) -> ReleaseOutcome:
         """See `Backend.release`."""
-        answer = self._ask(RELEASE, (name, lease_id, round(min_hold * 1e6)), budget, repeated=True)
+        answer = self._ask(RELEASE, (name, lease_id, round(min_hold * 1e6), self._keys.channel), budget, repeated=True)
         return Released() if answer[0] == b"released" else _gone(name, answer)
 
     def force_release(self, name: str, fencing_token: int, budget: Budget) -> bool:
         """See `Backend.force_release`."""
-        return bool(self._ask(FORCE_RELEASE, (name, fencing_token), budget, repeated=True)[0] == b"forced")
+        args = (name, fencing_token, self._keys.channel)
+        return bool(self._ask(FORCE_RELEASE, args, budget, repeated=True)[0] == b"forced")
 
     def get(self, name: str, budget: Budget) -> Lease | None:
         """See `Backend.get`."""
@@ -235,6 +271,39 @@ class RedisBackend(WakesNobody, KeepsNoQueue, FencesNothing):
         """See `Backend.cleanup`. Deletes records; the counters of the tokens stay, some 60 bytes and the name each."""
         found = self._everywhere(CLEAN_UP, "", (round(older_than * 1e6),), budget)
         return sum(answer[0] == b"deleted" for _, answer in found)
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def listen(self, budget: Budget) -> RedisSubscription | None:
+        """See `WakingBackend.listen`. One connection of its own, however many wait; None without the right to."""
+        subscription = self._retried(lambda: self._subscribed(budget), budget)
+        if subscription is None:
+            log.info("this user of Redis may not listen on %r: waiters look on their own", self._keys.channel)
+            return None
+        self._subscriptions = [each for each in self._subscriptions if not each.is_over]
+        self._subscriptions.append(subscription)
+        if self._closing.is_set():
+            subscription.close()
+        return subscription
+
+    def _subscribed(self, budget: Budget) -> RedisSubscription | None:
+        self._settle(budget)
+        link = self.connections.one_more(self._routes.home, budget)
+        return RedisSubscription.begin(link, self._keys.channel, budget, self._explained)
+
+    def mark(self, name: str, seconds: float, budget: Budget) -> bool:
+        """See `WakingBackend.mark`."""
+        return bool(self._ask(MARK, (name, _microseconds(seconds)), budget)[0] == b"marked")
+
+    def queue(self, ticket: Ticket, budget: Budget) -> Place | None:
+        """See `FairBackend.queue`."""
+        args = (ticket.name, ticket.ticket_id, ticket.owner_id, _microseconds(ticket.ttl))
+        answer = self._ask(QUEUE, args, budget)
+        return Place(int(answer[1]), answer[2]) if answer[0] == b"queued" else None
+
+    def leave_queue(self, name: str, ticket_id: str, budget: Budget) -> bool:
+        """See `FairBackend.leave_queue`."""
+        return bool(self._ask(LEAVE_QUEUE, (name, ticket_id, self._keys.channel), budget)[0] == b"left")
 
     # -- conversations -------------------------------------------------------------------------------------------------
 
@@ -256,7 +325,7 @@ class RedisBackend(WakesNobody, KeepsNoQueue, FencesNothing):
         def ask(link: Link) -> builtins.list[Any]:
             again = (tried[-1] if tried else "",) if repeated else ()
             tried.append("again")
-            answer = link.run(script, keys, (*args, *again))
+            answer = link.run(script, keys[: script.keys], (*args, *again))
             if answer[0] in (b"foreign", b"foreign token"):
                 raise self._foreign(args[0], token=answer[0] == b"foreign token")
             if answer[0] == safe_with:
@@ -283,7 +352,7 @@ class RedisBackend(WakesNobody, KeepsNoQueue, FencesNothing):
         found: dict[str, Any] = {}
         for keys in link.scan(self._keys.pattern(prefix)):
             names = [name for name in map(self._keys.name, keys) if name is not None and name not in found]
-            answers = link.run_many(script, [(self._keys.of(name), (name, *args)) for name in names])
+            answers = link.run_many(script, [(self._keys.of(name)[: script.keys], (name, *args)) for name in names])
             for name, answer in zip(names, answers, strict=True):
                 if isinstance(answer, Exception):
                     raise answer
@@ -298,12 +367,14 @@ class RedisBackend(WakesNobody, KeepsNoQueue, FencesNothing):
         try:
             return once()
         except BackendUnavailable as trouble:
+            if budget.left() <= 0 or isinstance(trouble, NotReplicated):
+                raise
             unknown = trouble.outcome_unknown
         # The first try again is made at once: a restart had left a dead connection, or a slot of the Cluster has moved.
         retrying = tenacity.Retrying(
             wait=tenacity.wait_random_exponential(multiplier=0.02, max=0.5),
             stop=lambda state: self._closing.is_set() or budget.left() <= state.upcoming_sleep,
-            retry=tenacity.retry_if_exception_type(BackendUnavailable),
+            retry=tenacity.retry_if_exception(_may_pass),
             sleep=self._sleep,
             reraise=True,
         )
@@ -350,9 +421,11 @@ class RedisBackend(WakesNobody, KeepsNoQueue, FencesNothing):
         """Wait until enough replicas have what was written on this connection."""
         if not self._wait_replicas:
             return
-        reached = link.call("WAIT", self._wait_replicas, max(1, round(budget.left() * 900)))
+        # The server counts this time in tenths of a second, and answers a little late.
+        patience = max(1, round((0.9 * budget.left() - 0.15) * 1000))
+        reached = link.call("WAIT", self._wait_replicas, patience)
         if reached < self._wait_replicas:
-            raise BackendUnavailable(
+            raise NotReplicated(
                 f"only {reached} of {self._wait_replicas} replicas have the lease: a failover could lose it",
                 outcome_unknown=True,
             )
@@ -407,6 +480,8 @@ class RedisBackend(WakesNobody, KeepsNoQueue, FencesNothing):
 
     def forget(self) -> None:
         """See `Backend.forget`."""
+        for subscription in self._subscriptions:
+            subscription.forget()
         self._fresh_locks()
         self.connections.forget()
 
@@ -414,6 +489,8 @@ class RedisBackend(WakesNobody, KeepsNoQueue, FencesNothing):
         """See `Backend.close`."""
         self._closing.set()
         self.connections.close()
+        while self._subscriptions:
+            self._subscriptions.pop().close()
 
     # -- what operators ask for ----------------------------------------------------------------------------------------
 
@@ -442,11 +519,12 @@ class _Keys:
         if not isinstance(prefix, str) or not _PREFIX.match(prefix):
             raise ConfigurationError(f"prefix must be 1 to 64 characters without blanks and braces, not {prefix!r}")
         self._head = f"{prefix}:{LAYOUT}:{{".encode()
+        self.channel = f"{prefix}:{LAYOUT}:changes"
 
-    def of(self, name: str) -> tuple[bytes, bytes]:
-        """Return the keys of the record and of the counter."""
+    def of(self, name: str) -> tuple[bytes, ...]:
+        """Return the keys of a name: that of its record first, that of its counter second."""
         tag = self._head + name.translate(_TAGGED).encode()
-        return tag + _RECORD, tag + _COUNTER
+        return tuple([tag + end for end in _ENDS])
 
     def pattern(self, prefix: str) -> bytes:
         """Return what SCAN is to look for: the records of names that begin with `prefix`, which is no pattern."""
@@ -459,6 +537,10 @@ class _Keys:
         except UnicodeDecodeError:
             return None
         return name if self.of(name)[0] == key else None
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, BackendUnavailable) and not isinstance(error, NotReplicated)
 
 
 def _microseconds(seconds: float) -> int:

@@ -72,6 +72,16 @@ class Link:
         except ResponseError as error:
             return error
 
+    def heard(self, seconds: float) -> Any:
+        """Return what the server pushed, waiting for at most so long; None when nothing came."""
+        connection = self._connection
+        return connection.read_response() if connection.can_read(timeout=max(0.0, seconds)) else None
+
+    def shut(self) -> None:
+        """Wake whoever waits for an answer here, from any thread; the descriptor stays."""
+        self.cutoff.arm(0.0)
+        self.cutoff.overdue()
+
     def scan(self, pattern: bytes) -> Iterator[list[bytes]]:
         """Yield the keys that match, a batch at a time; one may come twice. KEYS would block the server."""
         cursor = b"0"
@@ -247,6 +257,12 @@ class Connections:
         if left <= 0:
             raise BackendUnavailable(f"no connection to Redis ({self.address}) was made in time")
         return _Attempt(self.address, node, left).wait(left)
+
+    def one_more(self, node: Node, budget: Budget) -> Link:
+        """Return a connection that is not one of the pool's and stays the caller's."""
+        if self._closed:
+            raise BackendClosed("the backend is closed")
+        return self._new_link(node, budget)
 
     def _explained(self, link: Link, error: BaseException) -> BackendError | None:
         if isinstance(error, BackendError) or not isinstance(error, Exception):

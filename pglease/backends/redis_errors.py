@@ -40,6 +40,10 @@ class Elsewhere(BackendUnavailable):
         self.asking = asking
 
 
+class NotReplicated(BackendUnavailable):
+    """Too few replicas have what was written. It has been waited for already: trying again at once is of no use."""
+
+
 def translated(error: BaseException, scrub: Callable[[str], str], *, sent: bool) -> BackendError:
     """Return our error for one of redis-py's.
 
@@ -65,6 +69,11 @@ def translated(error: BaseException, scrub: Callable[[str], str], *, sent: bool)
 
 def _may_pass(text: str) -> bool:
     return _KILLED in text or _PASSING.search(text) is not None
+
+
+def is_elsewhere(answer: object) -> bool:
+    """Tell whether an answer is a redirection to another node of the Cluster."""
+    return isinstance(answer, exceptions.AskError)  # the parent of MovedError
 
 
 def is_answered(error: BaseException) -> bool:

@@ -1,9 +1,17 @@
 """The scripts that decide: one for each verb, each atomic, judged by the server's own `TIME`.
 
-A name has two keys in one hash tag, so that both live on one node of a Cluster:
+A name's keys have one hash tag, so that all live on one node of a Cluster:
 
-    pglease:1:{name}:lease   a hash, the record of the present or the last hold; no TTL, since it outlives its hold
-    pglease:1:{name}:token   a counter, the name's last fencing token; nothing of ours ever deletes it
+    pglease:1:{name}:lease     a hash, the record of the present or the last hold; no TTL, since it outlives its hold
+    pglease:1:{name}:token     a counter, the name's last fencing token; nothing of ours ever deletes it
+    pglease:1:{name}:queue     who waits in order: ticket ids by number
+    pglease:1:{name}:tickets   the same ids by the moment until which each counts
+    pglease:1:{name}:labels    and their owners' labels; the last three exist only while somebody queues
+
+Most scripts take the first key alone, a plain try the first two: while a Cluster moves a slot, it serves no request
+that misses one of its keys.
+
+Releases and grants of a name that somebody waits for are published on the channel `pglease:1:changes`.
 
 The `1` is the layout's version: another layout would be other keys. Moments are microseconds since 1970, which a double
 of Lua holds exactly; fencing tokens may be larger than that and stay text. A value under one of these keys that is not
@@ -26,9 +34,13 @@ _FIELDS = (
     "heartbeat_at",
     "expires_at",
     "ended",
+    "marked_until",
+    "queued_until",
 )
 """The record, in the order in which `held` in Lua numbers it. `lease_id` is empty once the hold was ended; `ended` says
-by whose request that was, so that a request whose reply was lost can be told from a late one."""
+by whose request that was, so that a request whose reply was lost can be told from a late one. `queued_until` is the end
+of the last ticket."""
+KEYS = ("lease", "token", "queue", "tickets", "labels")
 
 _PRELUDE = f"""
 -- The server's clock, in microseconds.
@@ -39,10 +51,19 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
+-- Run a command on a key that somebody else may have written; nil when it holds something of another type. Any other
+-- error (no memory, no right, no primary) ends the script.
+local function ask(...)
+  local answer = redis.pcall(...)
+  if type(answer) ~= 'table' or not answer.err then return answer end
+  if string.find(answer.err, 'WRONGTYPE', 1, true) then return nil end
+  return redis.call(...)
+end
+
 -- The record, or nil when there is none. The second result says that the key holds something else.
 local function read()
-  local record = redis.pcall('HMGET', KEYS[1], '{"', '".join(_FIELDS)}')
-  if record.err then return nil, true end
+  local record = ask('HMGET', KEYS[1], '{"', '".join(_FIELDS)}')
+  if not record then return nil, true end
   if not record[1] then return nil, redis.call('EXISTS', KEYS[1]) == 1 end
   local sound = record[1] == ARGV[1] and record[2] and record[3] and record[6]
   for _, place in ipairs({{4, 5, 7, 8, 9}}) do sound = sound and string.find(record[place] or '', '^%d+$') end
@@ -68,41 +89,80 @@ local function reason(record, lease_id)
   return record[3] == '' and 'forced' or 'taken'
 end
 
+-- Tell whoever listens, if somebody waits for the name. A user without the right to publish wakes nobody.
+local function announce(channel, record, what, ends)
+  if tonumber(record[11] or 0) > now then
+    redis.pcall('PUBLISH', channel, what .. ' ' .. text(math.max(0, ends - now)) .. ' ' .. ARGV[1])
+  end
+end
+
 local record, foreign = read()
 if foreign then return {{'foreign'}} end
+"""
+_QUEUE = """
+local function drop(ticket_id)
+  redis.call('ZREM', KEYS[4], ticket_id)
+  redis.call('HDEL', KEYS[5], ticket_id)
+  if redis.call('ZREM', KEYS[3], ticket_id) == 0 then return false end
+  if redis.call('EXISTS', KEYS[3]) == 0 then redis.call('HDEL', KEYS[1], 'queued_until') end
+  return true
+end
+
+local function drop_dead()
+  for _, ticket_id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', text(now))) do drop(ticket_id) end
+end
+
+-- The ticket at the head of the queue, or nil.
+local function head()
+  drop_dead()
+  return redis.call('ZRANGE', KEYS[3], 0, 0)[1]
+end
 """
 
 
 @dataclass(frozen=True)
 class Script:
-    """One script, and the digest that the server knows it by."""
+    """One script, and the digest that the server knows it by.
+
+    Attributes:
+        body: what it does.
+        keys: how many of a name's keys it takes.
+        text: all of it.
+        sha: its digest.
+    """
 
     body: str
+    keys: int = 1
     text: str = field(init=False)
     sha: str = field(init=False)
 
     def __post_init__(self) -> None:
-        text = _PRELUDE + self.body
+        text = _PRELUDE + (_QUEUE if self.keys > 1 else "") + self.body
         object.__setattr__(self, "text", text)
         object.__setattr__(self, "sha", sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-# ARGV: name, lease_id, owner_id, ttl, metadata. A hold under the same id is our own earlier grant, whose reply was
-# lost. It is written once more, so that a WAIT on this connection waits for it.
+# ARGV: name, lease_id, owner_id, ttl, metadata, ticket_id, channel. Where somebody queues for a free name, a plain try
+# answers 'queued' and is to be made again with all keys.
+#
+# A hold under the same id is our own earlier grant, whose reply was lost. It is written once more, so that a WAIT on
+# this connection waits for it.
 #
 # A token beside which a record with a larger one stands was lost or overwritten by somebody: it goes on above that one.
 # The counter first: should the server refuse the rest, a number was skipped and nothing was granted.
-TRY_ACQUIRE = Script("""
+_ACQUIRE = """
 if record and runs(record) then
   if record[3] ~= ARGV[2] then return tell('held', record) end
   redis.call('HSET', KEYS[1], 'lease_id', ARGV[2])
   return tell('granted', record)
 end
-
-local function next_token()
-  local raised = redis.pcall('INCR', KEYS[2])
-  if type(raised) == 'table' then return nil end
-  return redis.call('GET', KEYS[2])
+local first
+if record and tonumber(record[12] or 0) > now then
+  if #KEYS == 2 then return {'queued'} end
+  first = head()
+  if first and first ~= ARGV[6] then
+    return {'reserved', redis.call('HGET', KEYS[5], first) or '', text(redis.call('ZSCORE', KEYS[4], first) - now)}
+  end
 end
 
 local function is_above(token, other)
@@ -110,19 +170,24 @@ local function is_above(token, other)
   return token > other
 end
 
-local token = next_token()
-if token and record and not is_above(token, record[4]) then
-  redis.call('SET', KEYS[2], record[4])
-  token = next_token()
-end
-if not token or string.sub(token, 1, 1) == '-' then return {'foreign token'} end
+local last = ask('GET', KEYS[2])
+if last == nil then return {'foreign token'} end
+last = last or '0'
+if not string.find(last, '^%d+$') or is_above(last, '9223372036854775806') then return {'foreign token'} end
+if record and is_above(record[4], last) then redis.call('SET', KEYS[2], record[4]) end
+redis.call('INCR', KEYS[2])
+local token = redis.call('GET', KEYS[2])
 
 local begins, ends = text(now), text(now + ARGV[4])
 local transitions = record and text(record[5] + 1) or '0'
 redis.call('HSET', KEYS[1], 'name', ARGV[1], 'owner_id', ARGV[3], 'lease_id', ARGV[2], 'fencing_token', token,
   'transitions', transitions, 'metadata', ARGV[5], 'acquired_at', begins, 'heartbeat_at', begins, 'expires_at', ends)
+if first then drop(first) end
+if record then announce(ARGV[7], record, 'granted', now + ARGV[4]) end
 return {'granted', ARGV[3], token, transitions, ARGV[5], begins, begins, ends, text(now)}
-""")
+"""
+TRY_ACQUIRE = Script(_ACQUIRE, keys=2)
+TRY_ACQUIRE_IN_QUEUE = Script(_ACQUIRE, keys=len(KEYS))
 
 # ARGV: name, lease_id, ttl.
 RENEW = Script("""
@@ -133,28 +198,30 @@ redis.call('HSET', KEYS[1], 'heartbeat_at', record[8], 'expires_at', record[9])
 return tell('held', record)
 """)
 
-# ARGV: name, lease_id, min_hold, and 'again' when an earlier try of the same request got no reply.
+# ARGV: name, lease_id, min_hold, channel, and 'again' when an earlier try of the same request got no reply.
 RELEASE = Script("""
 if not record then return {'deleted'} end
 if is_held_by(record, ARGV[2]) then
   local ends = math.max(now, record[7] + ARGV[3])
   redis.call('HSET', KEYS[1], 'lease_id', '', 'expires_at', text(ends), 'ended', ARGV[2])
+  announce(ARGV[4], record, 'released', ends)
   return {'released'}
 end
-if ARGV[4] == 'again' and record[10] == ARGV[2] then return {'released'} end
+if ARGV[5] == 'again' and record[10] == ARGV[2] then return {'released'} end
 local why = reason(record, ARGV[2])
 if why == 'expired' then redis.call('HSET', KEYS[1], 'lease_id', '') end
 return tell(why, record)
 """)
 
-# ARGV: name, fencing_token, and 'again' as above.
+# ARGV: name, fencing_token, channel, and 'again' as above.
 FORCE_RELEASE = Script("""
 if not record then return {'over'} end
 if record[4] == ARGV[2] and runs(record) then
   redis.call('HSET', KEYS[1], 'lease_id', '', 'expires_at', text(now), 'ended', ARGV[2])
+  announce(ARGV[3], record, 'released', now)
   return {'forced'}
 end
-return {ARGV[3] == 'again' and record[10] == ARGV[2] and 'forced' or 'over'}
+return {ARGV[4] == 'again' and record[10] == ARGV[2] and 'forced' or 'over'}
 """)
 
 # ARGV: name.
@@ -166,6 +233,40 @@ return tell(record[3] == '' and 'ended' or 'held', record)
 # ARGV: name, older_than. The counter stays: tokens never go back.
 CLEAN_UP = Script("""
 if not record or tonumber(record[9]) > now - ARGV[2] then return {'kept'} end
+if tonumber(record[12] or 0) > now then return {'kept'} end
 redis.call('DEL', KEYS[1])
 return {'deleted'}
 """)
+
+# ARGV: name, seconds. The mark is written only if the present one ends within half of that: waiters do not add writes.
+MARK = Script("""
+if not record then return {'deleted'} end
+if tonumber(record[11] or 0) < now + ARGV[2] / 2 then
+  redis.call('HSET', KEYS[1], 'marked_until', text(now + ARGV[2]))
+end
+return {'marked'}
+""")
+
+# ARGV: name, ticket_id, owner_id, ttl. Should all who wait die, their keys go by themselves a minute later.
+_QUEUE_UP = """
+if not record then return {'deleted'} end
+drop_dead()
+if not redis.call('ZSCORE', KEYS[3], ARGV[2]) then
+  redis.call('ZADD', KEYS[3], redis.call('HINCRBY', KEYS[1], 'last_number', 1), ARGV[2])
+  redis.call('HSET', KEYS[5], ARGV[2], ARGV[3])
+end
+redis.call('ZADD', KEYS[4], text(now + ARGV[4]), ARGV[2])
+local ends = math.max(now + ARGV[4], tonumber(record[12] or 0))
+redis.call('HSET', KEYS[1], 'queued_until', text(ends))
+for place = 3, 5 do redis.call('PEXPIREAT', KEYS[place], text(ends / 1000 + 60000)) end
+return {'queued', text(redis.call('ZSCORE', KEYS[3], ARGV[2])), redis.call('ZRANK', KEYS[3], ARGV[2])}
+"""
+QUEUE = Script(_QUEUE_UP, keys=len(KEYS))
+
+# ARGV: name, ticket_id, channel. Whoever waits may be the next.
+_LEAVE = """
+if not record or not drop(ARGV[2]) then return {'absent'} end
+announce(ARGV[3], record, 'released', tonumber(record[9]))
+return {'left'}
+"""
+LEAVE_QUEUE = Script(_LEAVE, keys=len(KEYS))

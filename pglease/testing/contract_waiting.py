@@ -139,9 +139,9 @@ class WaitingContract:
 
         assert world.bob.mark("job", 100 * world.tick)
         assert world.carol.mark("job", world.tick)
+        after = world.bob.sees("job")
         world.pass_time(2 * world.tick)
 
-        after = world.bob.sees("job")
         assert (after.fencing_token, after.expires_at, after.metadata) == (hold.token, before.expires_at, {"a": 1})
         hold.released()
         ear.hears("job", "released")

@@ -11,7 +11,8 @@ from pglease.testing.local_valkey import LocalValkey
 
 SLOTS = 16384
 PATIENCE = 60.0
-RECORDS = b"*:lease"
+RECORDS, TICKETS = b"*:lease", b"*:tickets"
+MOMENTS = ("acquired_at", "heartbeat_at", "expires_at", "marked_until")
 
 
 class LocalCluster:
@@ -41,6 +42,7 @@ class LocalCluster:
     def _node(self) -> LocalValkey:
         settings = {
             "cluster-enabled": "yes",
+            "repl-diskless-sync-delay": 0,
             "cluster-port": processes.free_port(),  # by default ten thousand above, which may be no port
             "cluster-node-timeout": 2000 if self.replicas else 60000,
             "cluster-replica-validity-factor": 0,
@@ -109,7 +111,7 @@ def await_sync(replica: LocalValkey) -> None:
 @contextmanager
 def replicated(*, password: str | None = None, **settings: object) -> Iterator[tuple[LocalValkey, LocalValkey]]:
     """Yield a primary, and a replica that has everything of it."""
-    shared = {**({"masterauth": password} if password else {}), **settings}
+    shared = {"repl-diskless-sync-delay": 0, **({"masterauth": password} if password else {}), **settings}
     with ExitStack() as life:
         primary, replica = (life.enter_context(LocalValkey(password=password, settings=shared)) for _ in range(2))
         replica.execute("REPLICAOF", primary.host, primary.port)
@@ -133,17 +135,14 @@ def sentinel_of(primary: LocalValkey, *, password: str | None = None) -> LocalVa
 def age(servers: list[LocalValkey], seconds: float) -> None:
     """Move everything that the records of leases have noted into the past."""
     by = round(seconds * 1e6)
-    moments = ("acquired_at", "heartbeat_at", "expires_at")
     for server in servers:
-        with server.client() as client:
-            keys = list(dict.fromkeys(client.scan_iter(RECORDS, count=1000)))
-            with client.pipeline(transaction=False) as batch:
-                for key in keys:
-                    batch.hmget(key, moments)
-                noted = batch.execute()
-                for key, old in zip(keys, noted, strict=True):
-                    batch.hset(key, mapping={name: int(value) - by for name, value in zip(moments, old, strict=True)})
-                batch.execute()
+        with server.client() as client, client.pipeline(transaction=False) as batch:
+            for key in dict.fromkeys(client.scan_iter(RECORDS, count=1000)):
+                noted = zip(MOMENTS, client.hmget(key, MOMENTS), strict=True)
+                batch.hset(key, mapping={name: int(value) - by for name, value in noted if value})
+            for key in dict.fromkeys(client.scan_iter(TICKETS, count=1000)):
+                batch.zadd(key, {ticket: until - by for ticket, until in client.zrange(key, 0, -1, withscores=True)})
+            batch.execute()
 
 
 def empty(servers: list[LocalValkey]) -> None:
