@@ -42,7 +42,7 @@ except ImportError:
 from pglease.backends import redis_doctor
 from pglease.backends.redis_address import Address
 from pglease.backends.redis_connections import Connections, Link
-from pglease.backends.redis_errors import Elsewhere, Node, NotReplicated, is_elsewhere, translated
+from pglease.backends.redis_errors import Elsewhere, Node, NotReplicated, OutOfTime, is_elsewhere, translated
 from pglease.backends.redis_lua import (
     CLEAN_UP,
     FORCE_RELEASE,
@@ -369,7 +369,7 @@ class RedisBackend(FencesNothing):
         except BackendUnavailable as trouble:
             if budget.left() <= 0 or isinstance(trouble, NotReplicated):
                 raise
-            unknown = trouble.outcome_unknown
+            first = trouble
         # The first try again is made at once: a restart had left a dead connection, or a slot of the Cluster has moved.
         retrying = tenacity.Retrying(
             wait=tenacity.wait_random_exponential(multiplier=0.02, max=0.5),
@@ -381,9 +381,10 @@ class RedisBackend(FencesNothing):
         try:
             answer: T = retrying(once)
         except BackendUnavailable as last:
-            last.outcome_unknown = last.outcome_unknown or unknown
-            last.__context__ = None  # the driver's own error, whose frames know the password
-            raise
+            told = first if isinstance(last, OutOfTime) else last
+            told.outcome_unknown = last.outcome_unknown or first.outcome_unknown
+            told.__context__ = None  # the driver's own error, whose frames know the password
+            raise told from None
         return answer
 
     def _sleep(self, seconds: float) -> None:

@@ -17,7 +17,7 @@ from pglease import forks
 from pglease.backends.base import Budget
 from pglease.backends.cutoff import Cutoff
 from pglease.backends.redis_address import Address
-from pglease.backends.redis_errors import Node, is_answered, translated
+from pglease.backends.redis_errors import Node, OutOfTime, is_answered, translated
 from pglease.backends.redis_lua import Script
 from pglease.errors import BackendClosed, BackendError, BackendUnavailable
 
@@ -123,7 +123,7 @@ class _Attempt:
                 self._abandoned = self._link is None
         if self._link is not None:
             return self._link
-        raise self._error or BackendUnavailable(f"no connection to Redis ({self._address}) was made in time")
+        raise self._error or OutOfTime(f"no connection to Redis ({self._address}) was made in time")
 
     def _run(self) -> None:
         link: Link | None = None
@@ -224,9 +224,7 @@ class Connections:
                 return self._any_place(budget)
             places.get(timeout=max(0.0, budget.left()))
         except queue.Empty:
-            raise BackendUnavailable(
-                f"no connection was free in time: all {self.pool_size} of the pool are in use"
-            ) from None
+            raise OutOfTime(f"no connection was free in time: all {self.pool_size} of the pool are in use") from None
         return places
 
     def _any_place(self, budget: Budget) -> queue.SimpleQueue[None]:
@@ -255,7 +253,7 @@ class Connections:
     def _new_link(self, node: Node, budget: Budget) -> Link:
         left = min(budget.left(), self._connect_timeout)
         if left <= 0:
-            raise BackendUnavailable(f"no connection to Redis ({self.address}) was made in time")
+            raise OutOfTime(f"no connection to Redis ({self.address}) was made in time")
         return _Attempt(self.address, node, left).wait(left)
 
     def one_more(self, node: Node, budget: Budget) -> Link:

@@ -40,6 +40,10 @@ class Elsewhere(BackendUnavailable):
         self.asking = asking
 
 
+class OutOfTime(BackendUnavailable):
+    """The budget ended before anything was sent. An earlier trouble says more."""
+
+
 class NotReplicated(BackendUnavailable):
     """Too few replicas have what was written. It has been waited for already: trying again at once is of no use."""
 
