@@ -19,10 +19,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, final
 
 from pglease import clock, options, slots, watchdog
+from pglease.backends.base import Fence, Guard, ParamStyle, fencing
 from pglease.bell import Bell
-from pglease.errors import LeaseLostError, NotOwnedError
+from pglease.errors import BackendError, ConfigurationError, FencedError, LeaseLostError, NotOwnedError
 from pglease.options import Duration, HoldOptions
-from pglease.records import Lease, Loss, LossReason
+from pglease.records import Claim, Lease, Loss, LossReason
 from pglease.term import Term
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ WORDS: dict[LossReason, str] = {
     "forked": "it belongs to the parent process",
     "closed": "the client was closed",
 }
+
+
+_NOBODYS = "0" * 32
+"""A lease id that no hold has, since they are random."""
 
 
 class Hold:
@@ -58,6 +63,7 @@ class Hold:
         self.term = term
         self.lease_id = lease_id
         self.name: Final = wanted.name
+        self.claim: Final = Claim(wanted.name, lease_id, term.lease.fencing_token)
         self.wanted = wanted
         self.ttl = wanted.ttl
         self.margin = margin
@@ -224,6 +230,16 @@ class Hold:
         error.__cause__ = loss.error
         return error
 
+    def fenced_error(self) -> FencedError:
+        """Return the error for a guard of what is over."""
+        how = WORDS[self.loss.reason] if self.loss else "it was released"
+        token = self.term.lease.fencing_token
+        return FencedError(
+            f"a write under the lease {self.name!r} (token {token}) was refused: {how}",
+            name=self.name,
+            fencing_token=token,
+        )
+
     def forget(self, loss: Loss) -> None:
         """In a forked child: it is the parent's. Locks are replaced, nobody is told."""
         self._lock, self.renewing = threading.RLock(), threading.RLock()
@@ -327,6 +343,68 @@ class HeldLease:
             ReleaseError: the store could not confirm it; over in this process, lapses by its ttl, may be called again.
         """
         return self._hold.keeper.release(self._hold)
+
+    def guard(self, connection: Any) -> Guard:
+        """Prove inside your own transaction that this hold is current, and keep it so until that transaction ends.
+
+        One statement on your connection, one round trip. Heartbeats and releases pass meanwhile; nobody else is granted
+        the name until your transaction has ended. Where the hold is no longer current the server itself refuses, and
+        with it everything that the transaction has written before. Whatever this process still believes plays no part,
+        and a guard never makes it believe any longer.
+
+        `lease.guard(connection)` is a call. `with lease.guard(connection):` proves once more on leaving, if what was
+        proved was undone by rolling back to a savepoint older than the guard. On asynchronous connections it is awaited
+        or entered: `await lease.guard(connection)`, `async with lease.guard(connection):`.
+
+        An idle transaction holds a takeover back for no longer than the ttl (at least 1 s); then the server ends it
+        (`idle_in_transaction_session_timeout`, never raised above your own). A busy one ends by your statement_timeout,
+        and from PostgreSQL 17 on after an hour.
+
+        Args:
+            connection: with an open transaction: psycopg 3 (also asynchronous), psycopg2, SQLAlchemy's Connection or
+                Session (also asynchronous), Django's, asyncpg's. At REPEATABLE READ and SERIALIZABLE the guard must be
+                its first statement.
+
+        Raises:
+            FencedError: the hold is not current; the transaction is aborted.
+            ConfigurationError: the store cannot fence (trait `transactional_fencing`); a connection of another kind, in
+                autocommit mode, of another database or server than the lease's, in a READ ONLY or failed transaction,
+                or with a snapshot from before the guard.
+            BackendUnavailable: it could not be said, for instance since another session has the row locked; the
+                transaction is aborted.
+        """
+        hold = self._hold
+        store = fencing(hold.keeper.backend, "guard")
+        if hold.held():
+            return store.guard(hold.claim, connection, idle=hold.ttl)
+        hold.current_loss()
+        try:
+            return store.guard(
+                replace(hold.claim, lease_id=_NOBODYS), connection
+            )  # matches nothing, and so takes the transaction with it
+        except (FencedError, ConfigurationError, BackendError) as error:
+            raise hold.fenced_error() from error
+
+    def fence_sql(self, paramstyle: ParamStyle = "format", *, start: int = 1) -> Fence:
+        """Return the guard as a predicate for one statement: `UPDATE … WHERE id = %s AND <fence.sql>`.
+
+        It is true while the hold is current, and keeps it so until the transaction ends; otherwise, and for a name that
+        the store does not know, it matches no row: look at the number of rows that were written.
+
+        Args:
+            paramstyle: how your driver writes parameters: "format" (`%s`, the default), "pyformat" (`%(name)s`),
+                "named" (`:name`), "qmark" (`?`), "numeric" (`:1`), "numeric_dollar" (`$1`).
+            start: the number of the first parameter, for the numbered styles. Default 1.
+
+        Returns:
+            `.sql`, and `.params`: a dict for the styles with names (all begin with `pglease_`), else a list.
+
+        Raises:
+            ConfigurationError: the store cannot fence, or there is no such style.
+        """
+        hold = self._hold
+        claim = hold.claim if hold.held() else replace(hold.claim, lease_id=_NOBODYS)
+        return fencing(hold.keeper.backend, "fence_sql").fence_sql(claim, paramstyle, start=start)
 
     def __repr__(self) -> str:
         state = "held" if self.held else f"lost ({self._hold.loss.reason})" if self._hold.loss else "released"

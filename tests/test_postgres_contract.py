@@ -6,7 +6,7 @@ The suite stops, freezes and ages the store, so it has a server of its own, and 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, contextmanager
 
 import psycopg
 import pytest
@@ -24,6 +24,14 @@ AGE = """
 UPDATE pglease_leases SET acquired_at = acquired_at - %(by)s, heartbeat_at = heartbeat_at - %(by)s,
                           expires_at = expires_at - %(by)s
 """
+
+
+@contextmanager
+def transaction(dsn: str) -> Iterator[psycopg.Connection]:
+    """A transaction of an application's, rolled back at the end."""
+    with closing(psycopg.connect(dsn)) as connection:
+        yield connection
+        connection.rollback()
 
 
 class PostgresHarness(Harness):
@@ -47,6 +55,9 @@ class PostgresHarness(Harness):
 
     def pass_time(self, seconds: float) -> None:
         self._link.execute(AGE.replace("%(by)s", f"make_interval(secs => {seconds!r})"))
+
+    def transaction(self) -> AbstractContextManager[psycopg.Connection]:
+        return transaction(self._server.dsn)
 
     def break_link(self) -> None:
         self._server.freeze()

@@ -287,8 +287,14 @@ class Guard(Protocol):
 class FencingBackend(Backend, Protocol):
     """What a store with the trait `transactional_fencing` adds."""
 
-    def guard(self, claim: Claim, connection: Any) -> Guard:
+    def guard(self, claim: Claim, connection: Any, *, idle: float = 60.0) -> Guard:
         """Prove inside the caller's transaction that the hold is current, and keep it so until that ends. C18.
+
+        Args:
+            claim: the hold.
+            connection: the caller's, of a kind that the store names.
+            idle: seconds that the transaction may lie idle afterwards, where the store can see to that: so long may a
+                holder that stopped in its middle keep others from taking over.
 
         Raises:
             FencedError: it is not; the caller's transaction is aborted.
@@ -339,7 +345,7 @@ class FencesNothing:
 
     traits: Traits
 
-    def guard(self, claim: Claim, connection: Any) -> NoReturn:  # noqa: ARG002
+    def guard(self, claim: Claim, connection: Any, *, idle: float = 60.0) -> NoReturn:  # noqa: ARG002
         """Say that this store cannot."""
         raise lacks(self.traits, "transactional_fencing", "guard")
 

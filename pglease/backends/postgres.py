@@ -22,15 +22,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tenacity
 
 from pglease import clock, forks, options
-from pglease.backends import postgres_schema
-from pglease.backends.base import Budget, FencesNothing, KeepsNoQueue, Traits, WakesNobody
+from pglease.backends import postgres_fencing, postgres_guard, postgres_schema
+from pglease.backends.base import Budget, Fence, Guard, KeepsNoQueue, ParamStyle, Traits, WakesNobody
 from pglease.backends.postgres_connections import BorrowedConnections, Connections, OwnConnections
 from pglease.backends.postgres_dsn import Dsn
 from pglease.backends.postgres_errors import INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
 from pglease.backends.postgres_link import Link, Row
 from pglease.backends.postgres_sql import Statements
-from pglease.errors import BackendError, BackendMisconfigured, BackendUnavailable
+from pglease.errors import BackendClosed, BackendError, BackendMisconfigured, BackendUnavailable
 from pglease.records import (
+    Claim,
     Gone,
     Granted,
     Held,
@@ -57,7 +58,9 @@ log = logging.getLogger("pglease")
 
 T = TypeVar("T")
 
-TRAITS = Traits(kind="PostgreSQL", clock="server", shared_by="hosts", durable=True, slots=True)
+TRAITS = Traits(
+    kind="PostgreSQL", clock="server", shared_by="hosts", durable=True, transactional_fencing=True, slots=True
+)
 BUSY_RETRY_AFTER = 0.05
 """Seconds after which a row that somebody had locked is worth another look."""
 _COLLISION_PAUSES = (0.0, 0.001, 0.004, 0.016, 0.08)
@@ -69,7 +72,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _REASONS: dict[str, LossReason] = {"taken": "taken", "deleted": "deleted", "ended": "forced", "expired": "expired"}
 
 
-class PostgresBackend(WakesNobody, KeepsNoQueue, FencesNothing):
+class PostgresBackend(WakesNobody, KeepsNoQueue):
     """Leases in a PostgreSQL table.
 
     Args:
@@ -114,6 +117,7 @@ class PostgresBackend(WakesNobody, KeepsNoQueue, FencesNothing):
         self._auto_initialize = auto_initialize
         self._statements: Statements | None = None
         self._known_held: dict[str, float] = {}
+        self._whereabouts = postgres_fencing.Whereabouts(self._look_around)
         self._fresh_locks()
         forks.forget_in_children(self)
 
@@ -323,6 +327,25 @@ class PostgresBackend(WakesNobody, KeepsNoQueue, FencesNothing):
             "this role, or let another role do it (`pglease schema grants`)"
         )
 
+    # -- fencing -------------------------------------------------------------------------------------------------------
+
+    def guard(self, claim: Claim, connection: Any, *, idle: float = 60.0) -> Guard:
+        """See `Backend.guard`. For psycopg, psycopg2, SQLAlchemy, Django and asyncpg."""
+        self._refuse_if_closed()
+        return postgres_fencing.guard(claim, connection, self._whereabouts, idle)
+
+    def fence_sql(self, claim: Claim, paramstyle: ParamStyle, *, start: int = 1) -> Fence:
+        """See `Backend.fence_sql`."""
+        self._refuse_if_closed()
+        return postgres_guard.fence(self._whereabouts.find(), claim, paramstyle, start)
+
+    def _look_around(self) -> postgres_guard.Place:
+        return self._converse(lambda link, _: postgres_guard.find(link, self._names), self._budget(10.0))
+
+    def _refuse_if_closed(self) -> None:
+        if self._closing.is_set():
+            raise BackendClosed("the backend is closed")
+
     # -- conversations -------------------------------------------------------------------------------------------------
 
     def _converse(self, talk: Callable[[Link, Statements], T], budget: Budget, *, reserved: bool = False) -> T:
@@ -364,6 +387,7 @@ class PostgresBackend(WakesNobody, KeepsNoQueue, FencesNothing):
                 raise
         # Somebody dropped the table while we run: look again, and make it again if we may.
         self._statements = None
+        self._whereabouts.forget()
         statements = self._settled(budget)  # before a connection is lent: two threads could wait for each other's
         with self.connections.lend(budget, reserved=reserved) as link:
             return talk(link, statements)
@@ -417,6 +441,7 @@ class PostgresBackend(WakesNobody, KeepsNoQueue, FencesNothing):
         with self.connections.lend(self._budget(timeout)) as link:
             done = postgres_schema.apply(link, self._names, force=force)
         self._statements = None
+        self._whereabouts.forget()
         return done
 
     def schema_diff(self, *, timeout: float = 30.0) -> builtins.list[str]:

@@ -1,0 +1,190 @@
+"""What a caller gets from `guard`: the proof, made, and as a block made once more where it was undone meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Any, Self
+
+from pglease.backends import postgres_guard
+from pglease.backends.postgres_callers import OPEN, Caller, caller_of, refuse_unfit
+from pglease.backends.postgres_guard import Place
+from pglease.errors import ConfigurationError, PgleaseError
+from pglease.records import Claim
+
+
+class Whereabouts:
+    """Where one backend's leases are, looked for when somebody first asks, and again once a guard was not at home.
+
+    Args:
+        look: looks, on a connection of our own.
+    """
+
+    def __init__(self, look: Callable[[], Place]) -> None:
+        self._look = look
+        self.known: Place | None = None
+        self._statements: dict[tuple[float, bool], str] = {}
+
+    def find(self) -> Place:
+        """Return it; the first time in this process, ask."""
+        place = self.known
+        if place is None:
+            place = self.known = self._look()
+        return place
+
+    def statement(self, idle: float, *, again: bool) -> str:
+        """Return the guarding statement for it, written once for each length of idling."""
+        known = self._statements.get((idle, again))
+        if known is None:
+            known = self._statements[idle, again] = postgres_guard.guard(self.find(), idle, again=again)
+        return known
+
+    def forget(self) -> None:
+        """Look again next time."""
+        self.known, self._statements = None, {}
+
+
+class _Proof:
+    """What both kinds of guards are made of: a hold, a connection, and what is sent there."""
+
+    __slots__ = ("_caller", "_claim", "_connection", "_idle", "_whereabouts")
+
+    def __init__(self, claim: Claim, caller: Caller, connection: Any, whereabouts: Whereabouts, idle: float) -> None:
+        self._caller = caller
+        self._connection = connection
+        self._claim = claim
+        self._whereabouts = whereabouts
+        self._idle = idle
+        if (state := caller.state(connection)) != OPEN:
+            refuse_unfit(state)
+
+    def _explained(self, error: Exception) -> PgleaseError:
+        """Return what a refusal means."""
+        if isinstance(error, PgleaseError):
+            return error
+        ours = postgres_guard.refusal(error, self._claim)
+        if isinstance(ours, ConfigurationError):
+            self._whereabouts.forget()  # perhaps it is the lease that has moved
+        return ours
+
+    def _is_needed_again(self, error: BaseException | None) -> bool:
+        """Tell whether something could still be committed here that must not be.
+
+        Not after an interruption or a cancellation, since that must not wait for the server.
+        """
+        return self._caller.state(self._connection) == OPEN and (error is None or isinstance(error, Exception))
+
+
+class PostgresGuard(_Proof):
+    """A guard on a synchronous connection: proved when it is made."""
+
+    __slots__ = ()
+
+    def __init__(self, claim: Claim, caller: Caller, connection: Any, whereabouts: Whereabouts, idle: float) -> None:
+        super().__init__(claim, caller, connection, whereabouts, idle)
+        self._prove(again=False)
+
+    def _prove(self, *, again: bool) -> None:
+        statement = self._whereabouts.statement(self._idle, again=again)
+        try:
+            self._caller.run(self._connection, statement, postgres_guard.params(self._claim))
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_needed_again(error):
+            try:
+                self._prove(again=True)
+            except PgleaseError as refused:
+                _tell(refused, error)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        raise ConfigurationError("this connection is synchronous: nothing is to be awaited")
+
+    async def __aenter__(self) -> Self:
+        raise ConfigurationError("this connection is synchronous: `with`, not `async with`")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing: it was not entered."""
+
+
+class AsyncPostgresGuard(_Proof):
+    """A guard on an asynchronous connection: proved when it is awaited or entered."""
+
+    __slots__ = ("_proved",)
+
+    def __init__(self, claim: Claim, caller: Caller, connection: Any, whereabouts: Whereabouts, idle: float) -> None:
+        self._proved = True  # until there is something to await
+        super().__init__(claim, caller, connection, whereabouts, idle)
+        self._proved = False
+
+    async def _prove(self, *, again: bool) -> None:
+        self._proved = True
+        if self._whereabouts.known is None:
+            await asyncio.to_thread(self._whereabouts.find)
+        statement = self._whereabouts.statement(self._idle, again=again)
+        try:
+            await self._caller.run(self._connection, statement, postgres_guard.params(self._claim))
+        except Exception as error:
+            raise self._explained(error) from error
+
+    async def _proven(self) -> Self:
+        if not self._proved:
+            await self._prove(again=False)
+        return self
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._proven().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self._proven()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_needed_again(error):
+            try:
+                await self._prove(again=True)
+            except PgleaseError as refused:
+                _tell(refused, error)
+
+    def __enter__(self) -> Self:
+        self._proved = True  # told already
+        raise ConfigurationError("this connection is asynchronous: `async with`, not `with`")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing: it was not entered."""
+
+    def __del__(self) -> None:
+        if not getattr(self, "_proved", True):
+            warnings.warn(
+                "a guard on an asynchronous connection was never awaited: nothing was guarded",
+                RuntimeWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+
+def guard(claim: Claim, connection: Any, whereabouts: Whereabouts, idle: float) -> PostgresGuard | AsyncPostgresGuard:
+    """Prove a hold on a caller's connection, or return what proves it when awaited."""
+    caller = caller_of(connection)
+    kind = AsyncPostgresGuard if caller.is_async else PostgresGuard
+    return kind(claim, caller, connection, whereabouts, idle)
+
+
+def _tell(refused: PgleaseError, error: BaseException | None) -> None:
+    """Raise a refusal at the end of a block, unless the block has raised: then add it to that."""
+    if error is None:
+        raise refused
+    error.add_note(f"pglease: {refused}")
