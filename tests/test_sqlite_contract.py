@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pglease.backends.base import Backend
 from pglease.backends.sqlite import SQLiteBackend
+from pglease.backends.sqlite_host import this_host
 from pglease.testing.contract import BackendContract
 from pglease.testing.harness import Harness, budget
 from tests.support.sqlite_files import StoppedInRecovery
 
-AGE = """
-UPDATE pglease_leases SET acquired_ns = acquired_ns - :by, heartbeat_ns = heartbeat_ns - :by,
-                          expires_ns = expires_ns - :by
-"""
-
 
 class SQLiteHarness(Harness):
-    """A new file; time passes by moving what it noted into the past."""
+    """A new file, on a host whose clock is put forward: the file itself may be somebody's just then."""
 
     tick = 30.0  # passes at once: so long that no slow machine spoils a test
     slack = 10.0
@@ -32,15 +27,18 @@ class SQLiteHarness(Harness):
         self._path = path
         self._opened: list[SQLiteBackend] = []
         self._stopped: StoppedInRecovery | None = None
+        self._host = this_host()
 
     def open(self) -> Backend:
         backend = SQLiteBackend(self._path)
+        backend._file.host = self._host
         self._opened.append(backend)
         return backend
 
     def pass_time(self, seconds: float) -> None:
-        with closing(sqlite3.connect(self._path, timeout=10, isolation_level=None)) as connection:
-            connection.execute(AGE, {"by": round(seconds * 1e9)})
+        self._host = replace(self._host, ahead=self._host.ahead - round(seconds * 1e9))
+        for backend in self._opened:
+            backend._file.host = self._host
 
     def break_link(self) -> None:
         # Somebody else is at work in the file, and stays: otherwise there is no log that one could be stopped in.

@@ -13,6 +13,7 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -21,7 +22,7 @@ from pglease import forks
 from pglease.backends.base import Budget
 from pglease.backends.sqlite_errors import Busy, TablesChanged, translated
 from pglease.backends.sqlite_host import Host, shared_file_system, this_host
-from pglease.backends.sqlite_sql import COLUMNS, META_COLUMNS, PROTOCOL, Statements
+from pglease.backends.sqlite_sql import COLUMNS, META_COLUMNS, PROTOCOL, QUEUE_COLUMNS, Statements
 from pglease.errors import BackendClosed, BackendMisconfigured, BackendUnavailable
 from pglease.schema import TableNames
 
@@ -58,9 +59,7 @@ class LeaseFile:
         self.sql = Statements.of(names)
         self.names = names
         self.create = create
-        self._host: Host | None = None
         self._begin()
-        forks.forget_in_children(self)
         forks.rest_at_forks(self)
 
     def _begin(self) -> None:
@@ -80,12 +79,10 @@ class LeaseFile:
         if self.closed:
             raise BackendClosed(f"the store {self.path} was closed")
 
-    @property
+    @cached_property
     def host(self) -> Host:
-        """The host that we run on; read at the first use."""
-        if self._host is None:
-            self._host = this_host()
-        return self._host
+        """The host that we run on, asked at the first use."""
+        return this_host()
 
     def read(self, talk: Talk[T], budget: Budget) -> T:
         """Let `talk` look at the file. It sees what was committed when it began."""
@@ -188,13 +185,14 @@ class LeaseFile:
 
     def _found(self, connection: sqlite3.Connection) -> bool:
         """Tell whether our tables are there; refuse what only bears their names."""
-        wanted = {self.names.table: COLUMNS, f"{self.names.table}_meta": META_COLUMNS}
+        table = self.names.table
+        wanted = {table: COLUMNS, f"{table}_meta": META_COLUMNS, f"{table}_queue": QUEUE_COLUMNS}
         found = {name: _columns(connection, name) for name in wanted}
         if not any(found.values()):
             return False
         if any(not set(wanted[name]) <= found[name] for name in wanted):
             raise BackendMisconfigured(
-                f"{self.path} has a table {self.names.table} that is not of this pglease, and was left as it is: "
+                f"{self.path} has a table {table} that is not of this pglease, and was left as it is: "
                 "choose another table_name, or another file"
             )
         marks = connection.execute(f"SELECT protocol FROM {self.names.meta}").fetchall()  # noqa: S608  # checked
@@ -210,7 +208,8 @@ class LeaseFile:
             raise BackendMisconfigured(f"{self.path} has no table {self.names.table}, and auto_initialize is off")
         connection.execute("BEGIN IMMEDIATE")
         if not self._found(connection):  # somebody else was faster
-            for statement in (self.sql.create_leases, self.sql.create_meta, self.sql.create_view):
+            sql = self.sql
+            for statement in (sql.create_leases, sql.create_meta, sql.create_queue, sql.create_view):
                 connection.execute(statement)
             connection.execute(self.sql.mark, (self.host.boot_id, self.host.wall_ahead()))
         connection.execute("COMMIT")

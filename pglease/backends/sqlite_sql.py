@@ -24,7 +24,10 @@ COLUMNS = (
     "acquired_ns",
     "heartbeat_ns",
     "expires_ns",
+    "waited_until_ns",
+    "last_ticket",
 )
+QUEUE_COLUMNS = ("task_name", "number", "ticket_id", "owner_id", "expires_ns")
 META_COLUMNS = ("protocol", "boot_id", "wall_ns", "token_floor")
 
 # SQLite stores text in a column of numbers unless it is told not to. BINARY text compares as its bytes do, in the order
@@ -39,7 +42,19 @@ CREATE TABLE {leases} (
   metadata      TEXT,
   acquired_ns   INTEGER NOT NULL CHECK (typeof(acquired_ns) = 'integer'),
   heartbeat_ns  INTEGER NOT NULL CHECK (typeof(heartbeat_ns) = 'integer'),
-  expires_ns    INTEGER NOT NULL CHECK (typeof(expires_ns) = 'integer')
+  expires_ns    INTEGER NOT NULL CHECK (typeof(expires_ns) = 'integer'),
+  waited_until_ns INTEGER NOT NULL DEFAULT 0,  -- somebody waits for this name, or watches it, until then
+  last_ticket     INTEGER NOT NULL DEFAULT 0   -- the greatest number that its queue has given
+) WITHOUT ROWID
+"""
+_CREATE_QUEUE = """
+CREATE TABLE {queue} (
+  task_name  TEXT    NOT NULL COLLATE BINARY,
+  number     INTEGER NOT NULL,
+  ticket_id  TEXT    NOT NULL,
+  owner_id   TEXT    NOT NULL,
+  expires_ns INTEGER NOT NULL CHECK (typeof(expires_ns) = 'integer'),
+  PRIMARY KEY (task_name, number)
 ) WITHOUT ROWID
 """
 _CREATE_META = """
@@ -88,15 +103,34 @@ _END = "UPDATE {leases} SET lease_id = NULL, expires_ns = ? WHERE task_name = ?"
 # cleanup: C3 C7. A row that is deleted takes its token along, so new names start above it.
 _RAISE_FLOOR = """
 UPDATE {meta} SET token_floor = max(token_floor, coalesce(
-  (SELECT max(fencing_token) FROM {leases} WHERE expires_ns <= :before), 0))
+  (SELECT max(fencing_token) FROM {leases} WHERE {doomed}), 0))
 """
-_CLEANUP = "DELETE FROM {leases} WHERE expires_ns <= :before"
+_CLEANUP = "DELETE FROM {leases} WHERE {doomed}"
+_DOOMED = """expires_ns <= :before
+  AND NOT EXISTS (SELECT 1 FROM {queue} q WHERE q.task_name = {leases}.task_name AND q.expires_ns > :now)"""
+_CLEANUP_QUEUE = "DELETE FROM {queue} WHERE expires_ns <= :now"
+
+# mark: C16. A longer mark is never shortened.
+_WAIT = "UPDATE {leases} SET waited_until_ns = max(waited_until_ns, ?) WHERE task_name = ?"
+
+# queue, leave_queue, and what reserves a free name: C17.
+_HEAD = """
+SELECT ticket_id, owner_id, expires_ns FROM {queue} WHERE task_name = ? AND expires_ns > ? ORDER BY number LIMIT 1
+"""
+_DROP_DEAD = "DELETE FROM {queue} WHERE task_name = ? AND expires_ns <= ?"
+_TICKET = "SELECT number FROM {queue} WHERE task_name = ? AND ticket_id = ?"
+_RENEW_TICKET = "UPDATE {queue} SET expires_ns = ? WHERE task_name = ? AND number = ?"
+_NUMBER = "UPDATE {leases} SET last_ticket = ? WHERE task_name = ?"
+_ARRIVE = "INSERT INTO {queue} (task_name, number, ticket_id, owner_id, expires_ns) VALUES (?, ?, ?, ?, ?)"
+_AHEAD = "SELECT count(*) FROM {queue} WHERE task_name = ? AND number < ?"
+_LEAVE = "DELETE FROM {queue} WHERE task_name = ? AND ticket_id = ?"
 
 # The first writer after a reboot: every hold is over, and people still see when it was.
 _MOVE = """
 UPDATE {leases} SET acquired_ns = min(acquired_ns + :shift, :now), heartbeat_ns = min(heartbeat_ns + :shift, :now),
-                    expires_ns = min(expires_ns + :shift, :now)
+                    expires_ns = min(expires_ns + :shift, :now), waited_until_ns = 0
 """
+_EMPTY_QUEUES = "DELETE FROM {queue}"
 _MOVED = "UPDATE {meta} SET boot_id = :boot_id, wall_ns = :wall"
 
 
@@ -106,6 +140,7 @@ class Statements:
 
     create_leases: str
     create_meta: str
+    create_queue: str
     create_view: str
     mark: str
     look: str
@@ -115,17 +150,29 @@ class Statements:
     end: str
     raise_floor: str
     cleanup: str
+    cleanup_queue: str
+    wait: str
+    head: str
+    drop_dead: str
+    ticket: str
+    renew_ticket: str
+    number: str
+    arrive: str
+    ahead: str
+    leave: str
     move: str
     moved: str
+    empty_queues: str
 
     @classmethod
     def of(cls, names: TableNames) -> Statements:
         """Render for the tables in `names`."""
-        templates = {field.name: globals()[f"_{field.name.upper()}"] for field in fields(cls)}
-        view = f'"{names.table}_for_people"'
-        return cls(
-            **{
-                verb: template.format(leases=names.leases, meta=names.meta, view=view, protocol=PROTOCOL)
-                for verb, template in templates.items()
-            }
-        )
+        known = {
+            "leases": names.leases,
+            "meta": names.meta,
+            "queue": f'"{names.table}_queue"',
+            "view": f'"{names.table}_for_people"',
+            "protocol": PROTOCOL,
+        }
+        known["doomed"] = _DOOMED.format(**known)
+        return cls(**{field.name: globals()[f"_{field.name.upper()}"].format(**known) for field in fields(cls)})

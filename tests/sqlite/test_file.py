@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from pglease.backends import sqlite_file, sqlite_host
+from pglease.backends import sqlite_file, sqlite_host, sqlite_turn
 from pglease.backends.sqlite import SQLiteBackend
 from pglease.errors import BackendMisconfigured, BackendUnavailable, ConfigurationError
 from pglease.records import Gone, Granted
@@ -169,7 +169,9 @@ def test_a_file_without_its_mark_is_refused(path, alice) -> None:
 def test_a_table_that_was_dropped_is_made_again(path, alice) -> None:
     hold = alice.hold("job")
     with plain(path) as connection:
-        connection.executescript("DROP TABLE pglease_leases; DROP TABLE pglease_leases_meta")
+        connection.executescript(
+            "DROP TABLE pglease_leases; DROP TABLE pglease_leases_meta; DROP TABLE pglease_leases_queue"
+        )
 
     assert hold.renew() == Gone("deleted")
     alice.hold("job")
@@ -245,15 +247,15 @@ def test_a_replaced_file_is_noticed(path, tmp_path, alice, bob) -> None:
 
 def test_a_file_that_is_replaced_between_the_lock_and_the_grant_grants_nothing(path, alice, bob, monkeypatch) -> None:
     alice.names()
-    real = SQLiteBackend._take
+    real = sqlite_turn.take
 
-    def replaced_meanwhile(self, link, request):
+    def replaced_meanwhile(turn, request):
         monkeypatch.undo()
         path.unlink()
         bob.hold("job")
-        return real(self, link, request)
+        return real(turn, request)
 
-    monkeypatch.setattr(SQLiteBackend, "_take", replaced_meanwhile)
+    monkeypatch.setattr(sqlite_turn, "take", replaced_meanwhile)
 
     assert not isinstance(alice.ask("job"), Granted)
     assert bob.sees("job").owner_id == "bob"

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pglease import PGLease, clock
+from pglease.backends import sqlite_turn
 from pglease.backends.sqlite import SQLiteBackend
 from pglease.errors import BackendClosed, BackendMisconfigured, BackendUnavailable
 from pglease.records import Granted, Held, Refused, Request
@@ -226,13 +227,13 @@ def test_a_client_loses_its_lease_in_time_when_nobody_can_write(path) -> None:
 
 def test_an_interruption_in_a_transaction_leaves_the_file_to_others(alice, bob, monkeypatch) -> None:
     alice.names()
-    real = SQLiteBackend._take
+    real = sqlite_turn.take
 
-    def interrupted(self, link, request):
-        real(self, link, request)
+    def interrupted(turn, request):
+        real(turn, request)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SQLiteBackend, "_take", interrupted)
+    monkeypatch.setattr(sqlite_turn, "take", interrupted)
     with pytest.raises(KeyboardInterrupt):
         alice.ask("job")
     monkeypatch.undo()
@@ -378,14 +379,14 @@ def test_a_fork_waits_for_a_thread_that_is_inside(alice) -> None:
 @fork
 def test_a_child_forked_from_inside_a_call_is_told_why_it_cannot_go_on(alice, monkeypatch) -> None:
     alice.hold("job")
-    real = SQLiteBackend._take
+    real = sqlite_turn.take
     answers = []
 
-    def forking(self, link, request):
+    def forking(turn, request):
         answers.append(in_child(lambda: alice.sees("job")))
-        return real(self, link, request)
+        return real(turn, request)
 
-    monkeypatch.setattr(SQLiteBackend, "_take", forking)
+    monkeypatch.setattr(sqlite_turn, "take", forking)
     alice.hold("other")
     monkeypatch.undo()
 
