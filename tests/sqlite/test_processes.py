@@ -397,6 +397,21 @@ def test_a_child_forked_from_inside_a_call_is_told_why_it_cannot_go_on(alice, mo
 
 
 @fork
+def test_a_grandchild_is_not_kept_waiting_by_a_file_that_nobody_uses_any_more(path) -> None:
+    backend = SQLiteBackend(path)
+    backend.get("job", budget())
+    file = backend._file  # as the garbage collector keeps it for a while
+    del backend
+
+    def forks_again():
+        locked = file.reader._lock.locked(), file.writer._lock.locked()
+        return locked, in_child(lambda: 7)
+
+    assert in_child(forks_again) == ("ok", ((False, False), ("ok", 7))), "locks that the parent took are still taken"
+    file.close()
+
+
+@fork
 def test_a_hold_of_the_parents_is_not_the_childs(path) -> None:
     with PGLease(f"sqlite:///{path}") as leases, leases.acquire("job", ttl=30) as lease:
         kind, (held, again) = in_child(lambda: (lease.held, leases.try_acquire("job", ttl=30)))

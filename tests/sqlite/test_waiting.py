@@ -141,11 +141,14 @@ def test_nothing_is_said_of_what_was_not_committed(alice, bob, monkeypatch) -> N
     alice.hold("job").released()
     bob.mark("job")
     ear = bob.listens()
-    monkeypatch.setattr(
-        alice.backend._file, "refuse_moved", lambda link: (_ for _ in ()).throw(BackendUnavailable("x"))
-    )
+    real = sqlite_turn.take
 
-    with pytest.raises(BackendUnavailable):
+    def interrupted(turn, request):
+        real(turn, request)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sqlite_turn, "take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         alice.ask("job")
 
     assert list(ear.subscription.next(0.05)) == []
