@@ -19,7 +19,21 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack, cast, final, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NoReturn,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    final,
+    overload,
+)
 
 from pglease import default, drive, options
 from pglease.backends import Backend
@@ -35,6 +49,24 @@ from pglease.records import Lease, Loss
 from pglease.schema import DEFAULT_TABLE
 from pglease.slots import OncePer
 from pglease.taking import not_acquired
+
+if TYPE_CHECKING:
+    from pglease.primitives.aio import (
+        AsyncGroupContext,
+        AsyncLeaderElection,
+        AsyncLock,
+        AsyncReadWriteLock,
+        AsyncSemaphore,
+        AsyncTaskLock,
+    )
+    from pglease.primitives.arguments import (
+        AsyncElectionOptions,
+        GroupOptions,
+        LockOptions,
+        ReadWriteOptions,
+        SemaphoreOptions,
+        TaskLockOptions,
+    )
 
 GRACE = 5.0
 """Seconds after which a body that goes on in spite of its cancellation is cancelled again."""
@@ -269,6 +301,52 @@ class AsyncPGLease:
             max_hold=max_hold,
             once_per=once_per,
         )
+
+    # -- the primitives ------------------------------------------------------------------------------------------------
+
+    def lock(self, name: str, ttl: Duration | None = None, **wanted: Unpack[LockOptions]) -> AsyncLock:
+        """Return an `AsyncLock`; it asks for nothing yet. See `PGLease.lock`."""
+        from pglease.primitives.aio import AsyncLock
+
+        return AsyncLock(self.client.lock(name, ttl, **wanted))
+
+    def task_lock(self, name: str, ttl: Duration | None = None, **wanted: Unpack[TaskLockOptions]) -> AsyncTaskLock:
+        """Return an `AsyncTaskLock`; it asks for nothing yet. See `PGLease.task_lock`."""
+        from pglease.primitives.aio import AsyncTaskLock
+
+        return AsyncTaskLock(self.client.task_lock(name, ttl, **wanted))
+
+    def leader_election(
+        self, name: str, ttl: Duration | None = None, **wanted: Unpack[AsyncElectionOptions]
+    ) -> AsyncLeaderElection:
+        """Return an `AsyncLeaderElection`; it does not campaign yet. See `PGLease.leader_election`."""
+        from pglease.primitives.aio import AsyncLeaderElection
+
+        return AsyncLeaderElection(self.client.leader_election(name, ttl, **wanted))
+
+    def read_write_lock(
+        self, name: str, ttl: Duration | None = None, **wanted: Unpack[ReadWriteOptions]
+    ) -> AsyncReadWriteLock:
+        """Return an `AsyncReadWriteLock`; it asks for nothing yet. See `PGLease.read_write_lock`."""
+        from pglease.primitives.aio import AsyncReadWriteLock
+
+        return AsyncReadWriteLock(self.client.read_write_lock(name, ttl, **wanted))
+
+    def semaphore(
+        self, name: str, limit: int | None = None, ttl: Duration | None = None, **wanted: Unpack[SemaphoreOptions]
+    ) -> AsyncSemaphore:
+        """Return an `AsyncSemaphore`; it asks for nothing yet. See `PGLease.semaphore`."""
+        from pglease.primitives.aio import AsyncSemaphore
+
+        return AsyncSemaphore(self.client.semaphore(name, limit, ttl, **wanted))
+
+    def acquire_many(
+        self, names: Iterable[str], ttl: Duration = 60, **wanted: Unpack[GroupOptions]
+    ) -> AsyncGroupContext:
+        """Return an `async with` block that holds all of several leases, or none. See `PGLease.acquire_many`."""
+        from pglease.primitives.aio import AsyncGroupContext
+
+        return AsyncGroupContext(self.client.acquire_many(names, ttl, **wanted))
 
     # -- what one has --------------------------------------------------------------------------------------------------
 

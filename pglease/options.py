@@ -131,6 +131,11 @@ def _from_text(text: str, argument: str) -> float:
     return duration.total_seconds()
 
 
+def wait(timeout: Duration | None, argument: str) -> float:
+    """Read how long a call may wait: None is for ever, 0 asks once."""
+    return math.inf if timeout is None else seconds(timeout, argument, zero=True, forever=True)
+
+
 def text(value: str, argument: str) -> str:
     """Check a name or a label: 1 to 255 characters, no control characters, no lone surrogates; nothing is changed."""
     if not isinstance(value, str):

@@ -44,6 +44,13 @@ class ElectionOptions(TypedDict, total=False):
     defer: Duration
 
 
+class AsyncElectionOptions(TypedDict, total=False):
+    """See `LeaderElection`; what is called back is a matter of threads."""
+
+    metadata: Mapping[str, Any] | None
+    defer: Duration
+
+
 class ReadWriteOptions(TypedDict, total=False):
     """See `ReadWriteLock`."""
 

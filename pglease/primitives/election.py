@@ -49,7 +49,7 @@ class Health:
         return self.ok
 
 
-class _Term:
+class Term:
     """One stretch of leading, and the work that goes on under it."""
 
     def __init__(self, lease: HeldLease) -> None:
@@ -60,6 +60,7 @@ class _Term:
 
     @property
     def leads(self) -> bool:
+        """Whether this worker may act as the leader."""
         return not self.leaving and self.lease.held
 
     def leave(self) -> None:
@@ -125,8 +126,23 @@ class LeaderElection:
         self._changed = threading.Condition(threading.RLock())
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._term: _Term | None = None
+        self._term: Term | None = None
         self._stands_back_until = 0.0
+        self._listeners: dict[Callable[[], None], None] = {}
+
+    def _tell(self) -> None:
+        """Wake who waits; called with the lock held."""
+        self._changed.notify_all()
+        for listener in tuple(self._listeners):
+            listener()
+
+    def tell(self, listener: Callable[[], None]) -> None:
+        """Call `listener` at every change, on whatever thread. It must neither block nor raise."""
+        self._listeners[listener] = None
+
+    def untell(self, listener: Callable[[], None]) -> None:
+        """Call it no more; harmless for what is not known."""
+        self._listeners.pop(listener, None)
 
     @property
     def name(self) -> str:
@@ -158,10 +174,7 @@ class LeaderElection:
         seconds = None if timeout is None else options.seconds(timeout, "timeout", zero=True)
         with self._changed:
             thread = self._thread
-            self._stopping.set()
-            if self._term is not None:
-                self._term.leave()
-            self._changed.notify_all()
+            self.request_stop()
             inside = thread is threading.current_thread() or (
                 self._term is not None and threading.get_ident() in self._term.workers
             )
@@ -171,6 +184,14 @@ class LeaderElection:
             return False
         thread.join(seconds)
         return not thread.is_alive()
+
+    def request_stop(self) -> None:
+        """Begin to end the campaign, and return at once."""
+        with self._changed:
+            self._stopping.set()
+            if self._term is not None:
+                self._term.leave()
+            self._tell()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -216,7 +237,7 @@ class LeaderElection:
     def wait_for_leader(self, timeout: Duration | None = None) -> bool:
         """Wait until this worker leads; False if `timeout` (seconds; None: for ever) or `stop` came first."""
         with self._changed:
-            self._changed.wait_for(lambda: self.is_leader or self._over, _or_forever(timeout))
+            self._changed.wait_for(lambda: self.is_leader or self.over, _or_forever(timeout))
             return self.is_leader
 
     def wait_until_lost(self, timeout: Duration | None = None) -> bool:
@@ -225,7 +246,8 @@ class LeaderElection:
             return self._changed.wait_for(lambda: not self.is_leader, _or_forever(timeout))
 
     @property
-    def _over(self) -> bool:
+    def over(self) -> bool:
+        """Whether there is no campaign."""
         return self._thread is None or self._stopping.is_set()
 
     def health(self) -> Health:
@@ -252,11 +274,11 @@ class LeaderElection:
             what `work` returned, if this worker led until the end; None if it did not, or after `stop`.
         """
         with self._running():
-            while (term := self._begin_work(wait=True)) is not None:
+            while (term := self.begin_work(wait=True)) is not None:
                 try:
                     result = self._work(term, work)
                 finally:
-                    self._end_work(term)
+                    self.end_work(term)
                 if not repeat:
                     return result if term.leads else None
                 self._wait_until_over(term)
@@ -281,7 +303,7 @@ class LeaderElection:
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
-            term = self._begin_work(wait=False)
+            term = self.begin_work(wait=False)
             if term is None:
                 return None
             try:
@@ -289,7 +311,7 @@ class LeaderElection:
                 return function(*args, **kwargs)
             finally:
                 current.leave(term.lease)
-                self._end_work(term)
+                self.end_work(term)
 
         return call
 
@@ -308,7 +330,7 @@ class LeaderElection:
             led = self.is_leader
             if self._term is not None:
                 self._term.leave()
-            self._changed.notify_all()
+            self._tell()
         return led
 
     def request_step_down(self) -> bool:
@@ -351,7 +373,7 @@ class LeaderElection:
             with self._changed:
                 stopping.set()
                 self._thread = None
-                self._changed.notify_all()
+                self._tell()
 
     def _may_stand(self, stopping: threading.Event) -> bool:
         """Wait until this worker is a candidate; False when the campaign is over."""
@@ -382,10 +404,10 @@ class LeaderElection:
 
     def _serve(self, lease: HeldLease, stopping: threading.Event) -> None:
         """Play the role from its begin to its end."""
-        term = _Term(lease)
+        term = Term(lease)
         with self._changed:
             self._term = term
-            self._changed.notify_all()
+            self._tell()
         log.info("%r leads %r", lease.owner_id, self.name, extra={"lease_name": self.name, "lease_outcome": "acquired"})
         if self._on_started is not None:
             self._start_work(term, self._on_started)
@@ -395,11 +417,11 @@ class LeaderElection:
             self._heed_request(term)
         with self._changed:
             term.leaving = True
-            self._changed.notify_all()
+            self._tell()
             self._changed.wait_for(lambda: not term.workers)
         self._resign(term)
 
-    def _resign(self, term: _Term) -> None:
+    def _resign(self, term: Term) -> None:
         try:
             term.lease.release()
         except PgleaseError as error:
@@ -408,14 +430,14 @@ class LeaderElection:
             if term.failed:
                 self._stands_back_until = max(self._stands_back_until, clock.now() + AFTER_A_FAILURE)
             self._term = None
-            self._changed.notify_all()
+            self._tell()
         if self._on_stopped is not None:
             try:
                 self._on_stopped()
             except BaseException:  # also SystemExit, which would end the campaign in silence
                 log.exception("on_stopped failed for %r", self.name, extra={"lease_name": self.name})
 
-    def _heed_request(self, term: _Term) -> None:
+    def _heed_request(self, term: Term) -> None:
         try:
             request = self.leases.get_lease(self.name + REQUEST_SUFFIX)
         except PgleaseError:
@@ -440,7 +462,7 @@ class LeaderElection:
             if begun_here:
                 self.stop()
 
-    def _start_work(self, term: _Term, work: Callable[[HeldLease], object]) -> None:
+    def _start_work(self, term: Term, work: Callable[[HeldLease], object]) -> None:
         begun = threading.Event()
         thread = threading.Thread(target=self._run_work, args=(term, work, begun), name="pglease-leader", daemon=True)
         try:
@@ -451,7 +473,7 @@ class LeaderElection:
         else:
             begun.wait()  # or the term might end before its work is known
 
-    def _run_work(self, term: _Term, work: Callable[[HeldLease], object], begun: threading.Event) -> None:
+    def _run_work(self, term: Term, work: Callable[[HeldLease], object], begun: threading.Event) -> None:
         term.workers.append(threading.get_ident())
         begun.set()
         try:
@@ -459,39 +481,48 @@ class LeaderElection:
         except BaseException:  # also SystemExit, which would end this thread in silence
             log.exception("the work of the leader of %r failed", self.name, extra={"lease_name": self.name})
         finally:
-            self._end_work(term)
+            self.end_work(term)
 
-    def _work(self, term: _Term, work: Callable[[HeldLease], R]) -> R:
+    def _work(self, term: Term, work: Callable[[HeldLease], R]) -> R:
         current.enter(term.lease)
         try:
             return work(term.lease)
         except BaseException:
-            with self._changed:
-                term.failed = True
-                term.leave()
+            self.fail(term)
             raise
         finally:
             current.leave(term.lease)
 
-    def _begin_work(self, *, wait: bool) -> _Term | None:
+    def fail(self, term: Term) -> None:
+        """End a term whose work has raised."""
+        with self._changed:
+            term.failed = True
+            term.leave()
+
+    def begin_work(self, *, wait: bool) -> Term | None:
         """Take part in the present term; None if there is none and none comes."""
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: self.is_leader or self._over)
+                self._changed.wait_for(lambda: self.is_leader or self.over)
             term = self._term
             if term is None or not term.leads:
                 return None
             term.workers.append(threading.get_ident())
             return term
 
-    def _end_work(self, term: _Term) -> None:
+    def end_work(self, term: Term) -> None:
+        """Note that this thread's part in the term is over."""
         with self._changed:
             term.workers.remove(threading.get_ident())
-            self._changed.notify_all()
+            self._tell()
 
-    def _wait_until_over(self, term: _Term) -> None:
+    def is_over(self, term: Term) -> bool:
+        """Tell whether a term has given way to another, or there will be none."""
+        return self._term is not term or self.over
+
+    def _wait_until_over(self, term: Term) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._term is not term or self._over)
+            self._changed.wait_for(lambda: self.is_over(term))
 
     def __repr__(self) -> str:
         return f"<LeaderElection {self.name!r}, {'leads' if self.is_leader else 'does not lead'}>"

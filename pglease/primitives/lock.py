@@ -86,13 +86,8 @@ class Lock:
             ReentrantError: this thread or task has it through this client.
             BackendError: nothing is held, or lapses by itself.
         """
-        wait = float("inf") if timeout is None else options.seconds(timeout, "timeout", zero=True, forever=True)
-        wanted = replace(self._wanted, wait=wait)
-        lease = self._again() or self.leases.taking.take(wanted)
-        if isinstance(lease, NotAcquired):
-            raise not_acquired(lease, wanted)
-        self._lease = lease
-        return lease
+        wanted = self.asked(timeout)
+        return self.got(self.again() or self.leases.taking.take(wanted), wanted)
 
     def acquire_nowait(self) -> HeldLease | NotAcquired:
         """Ask once: a `HeldLease` (true), or a `NotAcquired` (false) that says who has it.
@@ -101,20 +96,27 @@ class Lock:
             ReentrantError: this thread or task has it through this client.
             BackendError: nothing is held, or lapses by itself.
         """
-        lease = self._again()
-        if lease is None:
-            if self.owned():
-                raise ReentrantError(f"this thread already holds {self.name!r} through this client", name=self.name)
-            taken = self.leases.taking.take(self._wanted)
-            if isinstance(taken, NotAcquired):
-                return taken
-            lease = taken
-        self._lease = lease
-        return lease
+        taken = self.again(refuse=True) or self.leases.taking.take(self._wanted)
+        return taken if isinstance(taken, NotAcquired) else self.got(taken, self._wanted)
 
-    def _again(self) -> HeldLease | None:
-        """Count one more nested acquire, if that is allowed and this is one."""
+    # What both faces are made of.
+
+    def asked(self, timeout: Duration | None) -> HoldOptions:
+        """Return what an acquire that waits so long asks for."""
+        return replace(self._wanted, wait=options.wait(timeout, "timeout"))
+
+    def got(self, taken: HeldLease | NotAcquired, wanted: HoldOptions) -> HeldLease:
+        """Keep the handle of what was taken; a refusal is an error."""
+        if isinstance(taken, NotAcquired):
+            raise not_acquired(taken, wanted)
+        self._lease = taken
+        return taken
+
+    def again(self, *, refuse: bool = False) -> HeldLease | None:
+        """Count one more nested acquire, if that is allowed and this is one; if it is not, perhaps `refuse`."""
         if not self._reentrant:
+            if refuse and self.owned():
+                raise ReentrantError(f"this thread already holds {self.name!r} through this client", name=self.name)
             return None
         hold = self._own_hold()
         lease = None if hold is None or hold.handle is None else hold.handle()

@@ -111,7 +111,10 @@ class GroupContext:
 
     def acquire(self) -> LeaseGroup | NotAcquired:
         """Take all, or none; the group's `release` ends them. Raises as the block does on entering."""
-        taken = talk.run(self.conversation(), self.leases)
+        return self.got(talk.run(self.conversation(), self.leases))
+
+    def got(self, taken: LeaseGroup | NotAcquired) -> LeaseGroup | NotAcquired:
+        """Return what was taken; a refusal is an error, if it was to be one."""
         if isinstance(taken, NotAcquired) and self._raise:
             raise not_acquired(taken, replace(self._wanted[0], name=taken.name, wait=self._wait))
         return taken

@@ -95,11 +95,13 @@ class ReadWriteLock:
         return self._acquire(self.writing, timeout)
 
     def _acquire(self, conversation: Any, timeout: Duration | None) -> HeldLease:
-        wait = float("inf") if timeout is None else options.seconds(timeout, "timeout", zero=True, forever=True)
-        taken = talk.run(conversation(wait), self.leases)
+        wait = options.wait(timeout, "timeout")
+        return self.got(talk.run(conversation(wait), self.leases), wait)
+
+    def got(self, taken: HeldLease | NotAcquired, wait: float) -> HeldLease:
+        """Return what was taken; a refusal is an error."""
         if isinstance(taken, NotAcquired):
             raise not_acquired(taken, replace(self._reader, wait=wait))
-        assert isinstance(taken, HeldLease)
         return taken
 
     @contextmanager
@@ -131,10 +133,11 @@ class ReadWriteLock:
         Raises:
             NotOwnedError: it is no live hold of a writer of this lock.
         """
-        self._check_writer(writing)
+        self.check_writer(writing)
         return talk.run(self.downgrading(writing), self.leases)
 
-    def _check_writer(self, writing: HeldLease) -> None:
+    def check_writer(self, writing: HeldLease) -> None:
+        """Refuse what is no live hold of a writer of this lock."""
         if writing.name != self._writer.name or not writing.held:
             raise NotOwnedError(f"{writing!r} does not write under {self.name!r}", name=self.name)
 

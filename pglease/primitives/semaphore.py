@@ -97,8 +97,11 @@ class Semaphore:
             AcquireTimeout: all slots are taken still. Nothing is held.
             BackendError: nothing is held, or lapses by itself.
         """
-        wait = float("inf") if timeout is None else options.seconds(timeout, "timeout", zero=True, forever=True)
-        taken = talk.run(self.conversation(wait), self.leases)
+        wait = options.wait(timeout, "timeout")
+        return self.got(talk.run(self.conversation(wait), self.leases), wait)
+
+    def got(self, taken: HeldLease | NotAcquired, wait: float) -> HeldLease:
+        """Return what was taken; a refusal is an error."""
         if isinstance(taken, NotAcquired):
             raise not_acquired(taken, replace(self._slot, name=self.name, wait=wait))
         return taken

@@ -38,7 +38,7 @@ class TaskLock:
         ConfigurationError: every broken rule at once.
     """
 
-    __slots__ = ("_lease", "_wanted", "leases")
+    __slots__ = ("_lease", "leases", "wanted")
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class TaskLock:
         on_lost: OnLost = "raise",
     ) -> None:
         self.leases = leases
-        self._wanted = options.hold_options(
+        self.wanted = options.hold_options(
             name,
             ttl,
             min_hold=min_hold,
@@ -64,13 +64,13 @@ class TaskLock:
             on_lost=on_lost,
             once_per=None if once_per is None else slots_of(once_per),
         )
-        leases.check_traits(self._wanted)
+        leases.check_traits(self.wanted)
         self._lease: HeldLease | None = None
 
     @property
     def name(self) -> str:
         """The lease's name."""
-        return self._wanted.name
+        return self.wanted.name
 
     @property
     def lease(self) -> HeldLease | None:
@@ -83,9 +83,11 @@ class TaskLock:
         Raises:
             BackendError: nothing is held, or lapses by itself.
         """
-        taken = self.leases.taking.take(self._wanted)
-        if isinstance(taken, HeldLease):
-            self._lease = taken
+        return self.got(self.leases.taking.take(self.wanted))
+
+    def got(self, taken: HeldLease | NotAcquired) -> HeldLease | NotAcquired:
+        """Keep the handle of what was taken."""
+        self._lease = taken if isinstance(taken, HeldLease) else None
         return taken
 
     def refresh(self, ttl: Duration | None = None) -> HeldLease:
@@ -126,22 +128,35 @@ class TaskLock:
         return lease
 
     def __enter__(self) -> HeldLease | NotAcquired:
-        if self._lease is not None and self._lease.held:
-            raise ConfigurationError(f"this TaskLock({self.name!r}) is in use: a second block needs its own")
+        self.refuse_if_in_use()
         taken = self.acquire()
-        if isinstance(taken, HeldLease):
-            taken._hold.in_block = True
-            current.enter(taken)
-        else:
-            self._lease = None
+        self.begin_block()
         return taken
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if (lease := self._lease) is not None:
-            current.leave(lease)
+        if (lease := self.end_block()) is not None:
             self.leases.taking.leave(lease._hold, error)
+
+    # What both faces are made of.
+
+    def refuse_if_in_use(self) -> None:
+        """Refuse a second block, whose end would be taken for the first one's."""
+        if self._lease is not None and self._lease.held:
+            raise ConfigurationError(f"this TaskLock({self.name!r}) is in use: a second block needs its own")
+
+    def begin_block(self) -> None:
+        """Let the body run under what was taken."""
+        if self._lease is not None:
+            self._lease._hold.in_block = True
+            current.enter(self._lease)
+
+    def end_block(self) -> HeldLease | None:
+        """Return what the body ran under, to be given back."""
+        if self._lease is not None:
+            current.leave(self._lease)
+        return self._lease
 
     def __repr__(self) -> str:
         return (
