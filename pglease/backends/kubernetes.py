@@ -29,7 +29,7 @@ from pglease import forks
 from pglease.backends import kubernetes_objects as objects
 from pglease.backends.base import Budget, FencesNothing, KeepsNoQueue, Traits
 from pglease.backends.checks import Check
-from pglease.backends.kubernetes_api import Leases, Outrun, new_word
+from pglease.backends.kubernetes_api import Leases, Outrun
 from pglease.backends.kubernetes_http import Wire
 from pglease.backends.kubernetes_login import read_login, require_lightkube
 from pglease.backends.kubernetes_names import checked_namespace, object_name
@@ -374,18 +374,12 @@ class KubernetesBackend(KeepsNoQueue, FencesNothing):
         self, row: Row, budget: Budget, *, sending: Callable[[], None] | None = None, reserved: bool = False
     ) -> _Seen | Outrun:
         """Make `row` the present version in place of the one it was made from."""
-        body = self._body(row, budget)
+        body = objects.as_object(row, self._leases.namespace(budget), self._wire.server_clock.now())
         outcome = self._leases.write(body, budget, sending=sending, reserved=reserved)
         if isinstance(outcome, Outrun):
             return outcome
         done = objects.as_row(outcome.found, row.name)
-        if (done.lease_id, done.fencing_token) != (row.lease_id, row.fencing_token):
-            return Outrun(unheard=True)  # it was applied, its answer lost, and another tool has written since
         return _Seen(done, self._sightings.wrote(row.name, done.version, outcome.sent_at))
-
-    def _body(self, row: Row, budget: Budget) -> Json:
-        row = replace(row, written_by=new_word())
-        return objects.as_object(row, self._leases.namespace(budget), self._wire.server_clock.now())
 
     def _side_by_side(self, act: Callable[[A], None], things: Sequence[A]) -> None:
         """Do it to each, on several threads when there are many; what one raises is raised when all are done."""

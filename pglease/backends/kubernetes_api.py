@@ -1,9 +1,9 @@
 """Leases over the API server: what is asked, asked again, and what became of a write whose answer never came.
 
 Every write is a compare-and-swap: a POST of a name that must not exist, or a PUT or DELETE of one uid and
-resourceVersion. (A uid alone would not do, nor would a resourceVersion: a PUT that names only the latter re-creates an
-object that was deleted.) So a write may safely be sent again: at most one of its copies is applied. Each write also
-carries a random word, by which its writer finds out whether it was.
+resourceVersion. (A resourceVersion alone would not do: a PUT that names no uid re-creates an object that was deleted.)
+So a write whose answer was lost is simply sent again: at most one of its copies is applied. When the last one finds
+that somebody wrote before, that may have been an earlier copy; a hold's own `lease_id` in the object tells.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.parse import quote, urlencode
 from pglease.backends.base import Budget
 from pglease.backends.kubernetes_http import Answer, Stream, Wire
 from pglease.backends.kubernetes_names import FLOOR
-from pglease.backends.kubernetes_objects import LABEL, Json, floor_object, floor_of, writer_of
+from pglease.backends.kubernetes_objects import LABEL, Json, floor_object, floor_of
 from pglease.errors import BackendMisconfigured, BackendUnavailable
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Written:
 
     Attributes:
         found: the object as it is now.
-        sent_at: when the first copy of the write was sent.
+        sent_at: when the copy that was answered was sent.
     """
 
     found: Json
@@ -152,7 +152,7 @@ class Leases:
             found = self.get(FLOOR, budget)
             if found is not None and floor_of(found) >= least:
                 return
-            body = floor_object(least, self.namespace(budget), found, new_word())
+            body = floor_object(least, self.namespace(budget), found)
             if isinstance(self.write(body, budget), Written):
                 return
 
@@ -197,8 +197,8 @@ class Leases:
 
     def rehearse(self, budget: Budget) -> None:
         """Let the server go through the motions of a write, and keep nothing."""
-        body = floor_object(0, self.namespace(budget), None, new_word())
-        body["metadata"]["name"] = f"pglease-doctor-{new_word()}"
+        body = floor_object(0, self.namespace(budget), None)
+        body["metadata"]["name"] = f"pglease-doctor-{os.urandom(8).hex()}"
         _object(self.heard("POST", f"{self.path(budget)}?dryRun=All", budget, body=body), "create")
 
     # -- asking ------------------------------------------------------------------------------------------------------
@@ -248,44 +248,25 @@ class _Write:
             raise
 
     def _attempt(self) -> Written | Outrun:
-        if self._unheard and (done := self._done_before()):
-            return done
+        path = self._leases.path(self._budget, "" if self._is_new else self._name)
+        method = "POST" if self._is_new else "PUT"
         try:
-            answer = self._sent()
+            answer = self._leases.heard(
+                method, path, self._budget, body=self._body, sending=self._about_to_send, reserved=self._reserved
+            )
         except BackendUnavailable as trouble:
             self._unheard = self._unheard or trouble.outcome_unknown
             raise
         if answer.status == _CONFLICT:
-            return (self._unheard and self._done_before()) or Outrun(self._unheard)
+            return Outrun(self._unheard)
         found = _object(answer, "create" if self._is_new else "update")
         assert found is not None
         return Written(found, self._sent_at)
 
-    def _sent(self) -> Answer:
-        path = self._leases.path(self._budget, "" if self._is_new else self._name)
-        method = "POST" if self._is_new else "PUT"
-        return self._leases.heard(
-            method, path, self._budget, body=self._body, sending=self._about_to_send, reserved=self._reserved
-        )
-
     def _about_to_send(self) -> None:
-        if self._unheard:
-            return  # what is believed counts from the first copy that may have been applied
         self._sent_at = self._leases.now()
         if self._sending:
             self._sending()
-
-    def _done_before(self) -> Written | None:
-        """Find out whether a copy that nobody answered was applied."""
-        found = self._leases.get(self._name, self._budget, reserved=self._reserved)
-        if found is None or writer_of(found) != writer_of(self._body):
-            return None
-        return Written(found, self._sent_at)
-
-
-def new_word() -> str:
-    """Return the random word of one write."""
-    return os.urandom(8).hex()
 
 
 def _pauses() -> Iterator[float]:

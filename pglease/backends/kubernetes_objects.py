@@ -52,7 +52,6 @@ class Row:
         foreign: whether the hold is another tool's.
         settled: whether its creator has read the floor of the tokens since it was created.
         version: uid and resourceVersion: every write names both.
-        written_by: a random word of the write that made this version.
         written_at: when that was, by the server's clock.
         rest: what others have put into the object, to be kept.
     """
@@ -70,7 +69,6 @@ class Row:
     foreign: bool = False
     settled: bool = True
     version: tuple[str, str] = ("", "")
-    written_by: str = ""
     written_at: datetime = _NEVER
     rest: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
 
@@ -205,7 +203,6 @@ def _annotations(row: Row, moment: datetime) -> dict[str, str]:
         "expires-after": _span(row.expires_after),
         "written-after": _span(row.written_after),
         "written-at": micro_time(moment),
-        "written-by": row.written_by,
         "unsettled": None if row.settled else "true",
     }
     return {_OURS + fact: value for fact, value in facts.items() if value is not None}
@@ -266,7 +263,6 @@ def _row(found: Mapping[str, Any], ours: Mapping[str, str]) -> Row:
         written_after=timedelta(seconds=float(ours["written-after"])),
         settled="unsettled" not in ours,
         version=(metadata["uid"], metadata["resourceVersion"]),
-        written_by=ours["written-by"],
         written_at=written_at,
         rest=_of_others(found),
     )
@@ -326,18 +322,13 @@ def floor_of(found: Mapping[str, Any]) -> int:
         ) from None
 
 
-def floor_object(floor: int, namespace: str, found: Mapping[str, Any] | None, written_by: str) -> Json:
+def floor_object(floor: int, namespace: str, found: Mapping[str, Any] | None) -> Json:
     """Return the body of the write that raises the floor."""
     metadata: Json = {"name": FLOOR, "namespace": namespace, "labels": {LABEL[0]: LABEL[1]}}
     if found is not None:
         metadata |= {"uid": found["metadata"]["uid"], "resourceVersion": found["metadata"]["resourceVersion"]}
-    metadata["annotations"] = {_OURS + "floor": str(floor), _OURS + "written-by": written_by}
+    metadata["annotations"] = {_OURS + "floor": str(floor)}
     return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
-
-
-def writer_of(found: Mapping[str, Any]) -> str:
-    """Return the random word of the write that made this version."""
-    return _our_annotations(found["metadata"]).get("written-by", "")
 
 
 # -- times ------------------------------------------------------------------------------------------------------------

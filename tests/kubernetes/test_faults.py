@@ -121,15 +121,13 @@ def test_a_release_whose_reply_was_lost_is_our_own_although_a_rival_took_the_nam
 
 def test_belief_in_a_grant_whose_reply_was_lost_counts_from_before_it_was_sent(cluster, alice) -> None:
     alice.hold("job").released()
-    request_id, box = new_id(), budget()
+    request_id = new_id()
     cluster.next("PUT", commit=True, status=0, after=lambda: cluster.pass_time(20))
 
     lease = alice.hold("job", 60, lease_id=request_id).lease
 
-    assert lease.time_remaining() == pytest.approx(60, abs=1)  # it was found by the same call, which knows when it sent
-    assert box.left() > 0
-    again = alice.hold("job", 60, lease_id=request_id).lease
-    assert again.time_remaining() <= 40
+    assert lease.time_remaining() <= 40
+    assert alice.hold("job", 60, lease_id=request_id).lease.time_remaining() <= 40
 
 
 def test_a_grant_found_by_a_later_call_has_only_what_is_left_since_the_first_was_sent(cluster, alice) -> None:

@@ -173,6 +173,17 @@ def test_how_long_ago_a_hold_was_given_back_can_be_read_off_the_servers_clock(cl
     assert newcomer.cleanup(older_than=86400) == 1
 
 
+def test_a_running_hold_is_not_cleaned_up_although_its_times_are_years_old(cluster, alice) -> None:
+    alice.hold("job", 30)
+    found = cluster.object("job")
+    found["spec"]["renewTime"] = found["metadata"]["annotations"]["pglease/written-at"] = "2020-01-01T00:00:00.000000Z"
+    cluster.put(found)
+
+    assert cluster.worker("newcomer").cleanup() == 0
+
+    assert cluster.worker("bob").is_refused("job").held_by == "alice"
+
+
 def test_tokens_rise_while_names_are_created_and_cleaned_up_all_the_time(cluster) -> None:
     workers = [cluster.worker(f"w{index}") for index in range(4)]
     tokens: list[list[int]] = [[], [], []]
