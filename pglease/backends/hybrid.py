@@ -245,7 +245,7 @@ class HybridPostgresBackend(PostgresBackend):
             if pid == session.mark.pid:
                 raise pooler_in_between()
             self._keeper.ping(budget)
-        session.vetted = True
+        self._keeper.accept(budget)
 
     def _rendered(self) -> Statements:
         self._hybrid = HybridStatements.of(self._names, PROTOCOL)

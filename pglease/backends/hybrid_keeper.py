@@ -138,7 +138,7 @@ class Keeper:
         self._most = most
         self.errands: Errands | None = None
         self._closing = threading.Event()
-        self._had_one = False
+        self._had_one = self._direct = False
         self._warned_at = float("-inf")
         self._fresh()
         forks.forget_in_children(self)
@@ -174,6 +174,11 @@ class Keeper:
     def ping(self, budget: Budget) -> None:
         """Have the session prove that it is ours and alive."""
         self._do(lambda: self._on_session(Session.ping), budget)
+
+    def accept(self, budget: Budget) -> None:
+        """Use the session, which was found to be a direct one; those to come will be too."""
+        self._do(lambda: self._on_session(Session.settle_in), budget)
+        self._direct = True
 
     def number_of_locks(self) -> int:
         """Return how many advisory locks the session has."""
@@ -330,6 +335,7 @@ class Keeper:
             log.debug("the session of a lapsed hold of %r could not be ended: %s", seat.name, error)
         else:
             if ended:
+                seat.tries = 0  # the lock will be free in a moment
                 log.warning("ended the session of the process that let %r lapse and still had its lock", seat.name)
 
     # -- on its thread: the session ------------------------------------------------------------------------------------
@@ -341,6 +347,8 @@ class Keeper:
             self._had_one = True
             with self._lock:
                 self._session = session
+            if self._direct:
+                self._on_session(Session.settle_in)
         return session
 
     def _on_session(self, act: Callable[[Session], Any]) -> Any:

@@ -103,7 +103,7 @@ class Session:
         capacity: how many locks the server's shared memory was made for.
         until: the boot clock until which its holds may be believed without another sign of life; infinity unless
             strict.
-        vetted: whether it was compared with another connection.
+        vetted: whether it was compared with another connection, and has our settings.
         died: whether it is over.
     """
 
@@ -134,21 +134,24 @@ class Session:
         """
         connection = psycopg.Connection.connect("", autocommit=True, prepare_threshold=0, **params)
         try:
-            return cls._settled_in(connection, silence=silence, first=first)
+            return cls._looked_at(connection, silence=silence, first=first)
         except BaseException:
             connection.close()
             raise
 
     @classmethod
-    def _settled_in(cls, connection: psycopg.Connection[Any], *, silence: float, first: bool) -> Session:
-        names, values = list(SERVER_SETTINGS), list(SERVER_SETTINGS.values())
-        connection.execute(_SETTLE_IN, {"names": names, "values": values}, prepare=False)
+    def _looked_at(cls, connection: psycopg.Connection[Any], *, silence: float, first: bool) -> Session:
         ((pid, started, in_recovery, capacity),) = connection.execute(_WHO, prepare=False).fetchall()
-        if pid != connection.info.backend_pid:
+        if pid != claimed_pid(connection):
             raise pooler_in_between()
         if in_recovery:
             raise _standby(first=first)
         return cls(connection, Mark(pid, started), capacity, silence)
+
+    def settle_in(self) -> None:
+        """Make the session's settings ours, once it is known that nobody else will be given it."""
+        self.ask(_SETTLE_IN, {"names": list(SERVER_SETTINGS), "values": list(SERVER_SETTINGS.values())})
+        self.vetted = True
 
     def fileno(self) -> int:
         """Return the socket, to be waited on: readable when nobody asked means that it is over."""
@@ -232,6 +235,11 @@ class Session:
         os.dup2(nowhere, self.fileno())
         os.close(nowhere)
         return self
+
+
+def claimed_pid(connection: psycopg.Connection[Any]) -> int:
+    """Return what the other end said at login about its process. A pooler makes the number up."""
+    return connection.info.backend_pid
 
 
 def pooler_in_between() -> BackendMisconfigured:

@@ -230,6 +230,14 @@ def test_a_standby_alone_is_named(primary_and_standby: tuple[str, str]) -> None:
         pytest.fail("nothing can be held there")
 
 
+def test_a_standby_alone_is_a_mistake_for_the_hybrid_backend(primary_and_standby: tuple[str, str]) -> None:
+    with (
+        PGLease(f"hybrid+{primary_and_standby[1]}") as leases,
+        pytest.raises(BackendMisconfigured, match="primary"),
+    ):
+        leases.try_acquire("job")
+
+
 def test_building_a_client_connects_to_nothing_and_using_it_later_does(dsn: str) -> None:
     made: list[PGLease] = []
     threads = [threading.Thread(target=lambda: made.append(PGLease(dsn))) for _ in range(4)]

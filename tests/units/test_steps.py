@@ -189,6 +189,13 @@ def test_the_pause_ends_at_the_known_expiry_and_a_little_later():
     assert 1.5 < pause <= 1.56
 
 
+def test_a_waiter_that_could_notice_a_death_looks_more_often():
+    asked = story(wait=30, poll=4.0).answer(Refused(record(25.0, "rival"), 25.0, look_every=0.2))
+
+    (pause,) = asked.waits
+    assert 0.15 <= pause <= 0.2
+
+
 @settings(deadline=None)
 @given(spread=st.floats(0, 1), retry_after=st.floats(0, 100), poll=st.floats(0.01, 100))
 def test_no_pause_is_a_busy_loop_or_longer_than_asked_for(spread, retry_after, poll):
