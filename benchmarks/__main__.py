@@ -20,6 +20,7 @@ from pathlib import Path
 import psycopg
 
 import pglease
+from benchmarks import on_redis
 from benchmarks.side_by_side import Timing, side_by_side
 from pglease.backends.postgres_connections import OURS_ALONE
 from pglease.backends.postgres_sql import Statements
@@ -171,11 +172,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--write", action="store_true", help="write benchmarks/RESULTS.md")
     asked = parser.parse_args(arguments)
     figures = measure(asked.rounds, asked.runs)
-    text = report(figures)
+    on_valkey, valkey_kept = on_redis.section(asked.rounds, asked.runs)
+    text = report(figures) + on_valkey
     sys.stdout.write(text)
     if asked.write:
         RESULTS.write_text(text, encoding="utf-8")
-    return 0 if all(figure.kept for figure in figures) else 1
+    return 0 if valkey_kept and all(figure.kept for figure in figures) else 1
 
 
 if __name__ == "__main__":

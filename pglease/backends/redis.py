@@ -299,7 +299,7 @@ class RedisBackend(FencesNothing):
         """See `FairBackend.queue`."""
         args = (ticket.name, ticket.ticket_id, ticket.owner_id, _microseconds(ticket.ttl))
         answer = self._ask(QUEUE, args, budget)
-        return Place(int(answer[1]), answer[2]) if answer[0] == b"queued" else None
+        return Place(int(answer[1]), int(answer[2])) if answer[0] == b"queued" else None
 
     def leave_queue(self, name: str, ticket_id: str, budget: Budget) -> bool:
         """See `FairBackend.leave_queue`."""

@@ -37,17 +37,18 @@ class Link:
     def call(self, *command: Any) -> Any:
         """Send one command and return its answer; an error of the server's is raised."""
         connection = self._connection
-        connection.send_packed_command(connection.pack_command(*command), check_health=False)
+        connection.send_packed_command([_packed(command)], check_health=False)
         return connection.read_response()
 
-    def run(self, script: Script, keys: Sequence[bytes], args: Sequence[Any]) -> list[Any]:
+    def run(self, script: Script, keys: Sequence[bytes], args: Sequence[Any]) -> list[bytes]:
         """Run a script: one round trip, and two more where the server does not know it (restarted, SCRIPT FLUSH)."""
         command = ("EVALSHA", script.sha, len(keys), *keys, *args)
         try:
-            return self.call(*command)  # type: ignore[no-any-return]
+            answer = self.call(*command)
         except NoScriptError:
             self.call("SCRIPT", "LOAD", script.text)
-            return self.call(*command)  # type: ignore[no-any-return]
+            answer = self.call(*command)
+        return answer.split(b"\n")  # type: ignore[no-any-return]
 
     def run_many(self, script: Script, calls: Sequence[tuple[Sequence[bytes], Sequence[Any]]]) -> list[Any]:
         """Run one script many times in one round trip; an answer may be an error."""
@@ -58,12 +59,12 @@ class Link:
             self.call("SCRIPT", "LOAD", script.text)
             for place, answer in zip(missed, self.call_many([commands[place] for place in missed]), strict=True):
                 answers[place] = answer
-        return answers
+        return [answer.split(b"\n") if isinstance(answer, bytes) else answer for answer in answers]
 
     def call_many(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send many commands at once and return their answers, errors among them."""
         connection = self._connection
-        connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        connection.send_packed_command([b"".join(map(_packed, commands))], check_health=False)
         return [self._answer() for _ in commands]
 
     def _answer(self) -> Any:
@@ -95,6 +96,12 @@ class Link:
     def close(self) -> None:
         """Close it."""
         self._connection.disconnect()
+
+
+def _packed(command: Sequence[Any]) -> bytes:
+    """Write a command as the server reads it. redis-py's own way takes ten times as long: it serves far more types."""
+    words = [word if isinstance(word, bytes) else str(word).encode() for word in command]
+    return b"*%d\r\n%b" % (len(words), b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words]))
 
 
 class _Attempt:
