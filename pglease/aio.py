@@ -37,6 +37,7 @@ from typing import (
 
 from pglease import default, drive, options
 from pglease.backends import Backend
+from pglease.backends.base import Fence, Guard, ParamStyle
 from pglease.blocks import Block
 from pglease.client import KNOBS, PGLease
 from pglease.decorator import TaskDecorator
@@ -580,6 +581,17 @@ class AsyncHeldLease:
         Goes to its end, in bounded time, also when the task is cancelled. See `HeldLease.release`.
         """
         return await drive.to_the_end(self._lease.release)
+
+    def guard(self, connection: Any) -> Guard:
+        """Have the store refuse a stale holder inside the caller's transaction. See `HeldLease.guard`.
+
+        On asynchronous connections it is awaited or entered: `async with lease.guard(connection):`.
+        """
+        return self._lease.guard(connection)
+
+    def fence_sql(self, paramstyle: ParamStyle = "format", *, start: int = 1) -> Fence:
+        """Return the guard as a predicate for one statement; not awaited. See `HeldLease.fence_sql`."""
+        return self._lease.fence_sql(paramstyle, start=start)
 
     def __repr__(self) -> str:
         return repr(self._lease).replace("<HeldLease", "<AsyncHeldLease", 1)

@@ -7,6 +7,7 @@ fail. A test that asks for the fixture of such a thing needs no marker.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -70,6 +71,10 @@ def _program(*names: str) -> Callable[[], bool]:
     return lambda: all(shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") for name in names)
 
 
+def _module(name: str) -> Callable[[], bool]:
+    return lambda: importlib.util.find_spec(name) is not None
+
+
 def _can_make_network_namespaces() -> bool:
     if not _program("unshare", "ip")():
         return False
@@ -90,6 +95,7 @@ NEEDS = {
     "root": Need(lambda: os.geteuid() == 0, "run as root"),
     "shells": Need(_program("bash", "zsh", "fish"), "apt-get install bash zsh fish"),
     "tmux": Need(_program("tmux"), "apt-get install tmux"),
+    "uvloop": Need(_module("uvloop"), "pip install uvloop, where there is a wheel"),
 }
 FIXTURES = {
     "fresh_postgres": "postgres-programs",
