@@ -13,6 +13,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 
+import psycopg
 import pytest
 
 import pglease
@@ -22,6 +23,8 @@ from pglease import (
     AsyncPGLease,
     BackendClosed,
     ConfigurationError,
+    FencedError,
+    HeldLease,
     MemoryBackend,
     NotAcquired,
     PGLease,
@@ -42,6 +45,40 @@ def test_every_public_verb_of_the_client_is_there_and_what_asks_the_store_is_awa
 
     assert missing == set()
     assert plain == {"acquire", "singleton_task", "held", "holding"}
+
+
+def test_everything_a_handle_says_and_does_is_on_both_handles():
+    said = {name for name in dir(HeldLease) if not name.startswith("_")}
+
+    assert said == {name for name in dir(AsyncHeldLease) if not name.startswith("_")}
+    assert {name for name in said if inspect.iscoroutinefunction(getattr(AsyncHeldLease, name))} == {
+        "ensure",
+        "renew",
+        "release",
+    }
+
+
+def test_a_guard_is_entered_on_an_asynchronous_connection(dsn):
+    async def main() -> None:
+        async with (
+            AsyncPGLease(dsn) as leases,
+            await psycopg.AsyncConnection.connect(dsn) as connection,
+            leases.acquire("job", on_lost="log") as lease,
+        ):
+            await connection.execute("CREATE TABLE report (body text)")
+            async with lease.guard(connection):
+                await connection.execute("INSERT INTO report VALUES ('kept')")
+            await connection.commit()
+            fence = lease.fence_sql()
+            done = await connection.execute(f"UPDATE report SET body = 'fenced' WHERE {fence.sql}", fence.params)
+            assert done.rowcount == 1
+            await connection.commit()
+            await leases.force_release("job", lease.fencing_token)
+            with pytest.raises(FencedError):
+                await lease.guard(connection)
+            await connection.rollback()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("verb", ["try_acquire", "wait_for_lease", "acquire"])
