@@ -13,9 +13,9 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pglease import forks, options
+from pglease import clock, forks, options
 from pglease.backends import sqlite_turn
 from pglease.backends.base import Budget, FencesNothing, Traits
 from pglease.backends.sqlite_file import LeaseFile
@@ -46,6 +46,9 @@ TRAITS = Traits(
     slots=True,
     caveat="one host: a reboot frees everything",
 )
+if TYPE_CHECKING:
+    from pglease.backends.checks import Check
+
 T = TypeVar("T")
 
 
@@ -153,6 +156,19 @@ class SQLiteBackend(FencesNothing):
     def leave_queue(self, name: str, ticket_id: str, budget: Budget) -> bool:
         """See `FairBackend.leave_queue`."""
         return self._change(lambda turn: sqlite_turn.leave(turn, name, ticket_id), budget)
+
+    # -- what operators ask for ----------------------------------------------------------------------------------------
+
+    def diagnose(self, *, timeout: float = 10.0) -> Iterator[Check]:
+        """Yield one check after the other: what was found, and what to do about it."""
+        from pglease.backends import sqlite_doctor
+
+        def take_and_return() -> None:
+            request = Request(sqlite_doctor.PROBE_NAME, "pglease doctor", os.urandom(16).hex(), 5.0)
+            if isinstance(self.try_acquire(request, Budget.of(timeout, clock.now)), Granted):
+                self.release(request.name, request.lease_id, Budget.of(timeout, clock.now))
+
+        yield from sqlite_doctor.diagnose(self._file, self._pipes, take_and_return, timeout)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
