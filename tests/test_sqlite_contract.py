@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +18,22 @@ from pglease.testing.harness import Harness, budget
 from tests.support.sqlite_files import StoppedInRecovery
 
 
+@contextmanager
+def transaction(path: Path) -> Iterator[sqlite3.Connection]:
+    """A transaction of an application's, rolled back at the end."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN")
+        yield connection
+        connection.rollback()
+
+
 class SQLiteHarness(Harness):
     """A new file, on a host whose clock is put forward: the file itself may be somebody's just then."""
 
     tick = 30.0  # passes at once: so long that no slow machine spoils a test
     slack = 10.0
     model_runs = 60
+    paramstyle = "qmark"
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -49,6 +61,9 @@ class SQLiteHarness(Harness):
         assert self._stopped is not None
         self._stopped.end()
         self._stopped = None
+
+    def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
+        return transaction(self._path)
 
     def restart(self) -> None:
         """Let the last connection close: SQLite then writes its log into the file and deletes it."""

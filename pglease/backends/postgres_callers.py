@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
 from typing import Any, Protocol
 
-from pglease.backends.postgres_guard import written
+from pglease.backends.paramstyles import written
 from pglease.errors import ConfigurationError
 
 IDLE, ACTIVE, OPEN, FAILED, GONE = range(5)

@@ -10,12 +10,11 @@ which error it raises tells what was wrong.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pglease.backends.base import Fence, ParamStyle
+from pglease.backends.paramstyles import written
 from pglease.backends.postgres_errors import (
     INSUFFICIENT_PRIVILEGE,
     LOCK_NOT_AVAILABLE,
@@ -114,7 +113,6 @@ _FENCE = """EXISTS (
 _OPERATORS = {
     word: f"OPERATOR(pg_catalog.{sign})" for word, sign in {"eq": "=", "ne": "<>", "gt": ">", "per": "/"}.items()
 }
-_PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,34 +213,6 @@ def fence(place: Place, claim: Claim, style: ParamStyle, start: int) -> Fence:
 def params(claim: Claim) -> dict[str, Any]:
     """Return what the guarding statement asks for."""
     return {"name": claim.name, "token": str(claim.fencing_token), "lease_id": claim.lease_id}
-
-
-_WRITTEN = {
-    "pyformat": "%({name})s",
-    "named": ":{name}",
-    "format": "%s",
-    "qmark": "?",
-    "numeric": ":{number}",
-    "numeric_dollar": "${number}",
-}
-
-
-def written(
-    sql: str, values: Mapping[str, Any], style: str, start: int = 1
-) -> tuple[str, Mapping[str, Any] | Sequence[Any]]:
-    """Return a statement of ours and its parameters as a driver of that style takes them."""
-    if style not in _WRITTEN:
-        raise ConfigurationError(f"paramstyle must be one of {', '.join(_WRITTEN)}, not {style!r}")
-    if style == "pyformat":
-        return sql, values
-    if style == "named":
-        return _PARAMETER.sub(r":\1", sql), values
-    if style in ("format", "qmark"):
-        order = _PARAMETER.findall(sql)
-        return _PARAMETER.sub(_WRITTEN[style], sql), [values[name] for name in order]
-    order = list(dict.fromkeys(_PARAMETER.findall(sql)))
-    numbered = _PARAMETER.sub(lambda found: _WRITTEN[style].format(number=start + order.index(found[1])), sql)
-    return numbered, [values[name] for name in order]
 
 
 def refusal(error: BaseException, claim: Claim) -> FencedError | ConfigurationError | BackendError:

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pglease import clock, forks, options
-from pglease.backends import sqlite_turn
-from pglease.backends.base import Budget, FencesNothing, Traits
+from pglease.backends import sqlite_guard, sqlite_turn
+from pglease.backends.base import Budget, Fence, Guard, ParamStyle, Traits
 from pglease.backends.sqlite_file import LeaseFile
 from pglease.backends.sqlite_pipes import Listener, Pipes
 from pglease.backends.sqlite_rows import Row, Sight, ns
 from pglease.backends.sqlite_turn import Turn
 from pglease.errors import BackendMisconfigured, ConfigurationError
 from pglease.records import (
+    Claim,
     Granted,
     Lease,
     Place,
@@ -43,6 +44,7 @@ TRAITS = Traits(
     durable=True,
     wakes_waiters=True,
     fair=True,
+    transactional_fencing=True,
     slots=True,
     caveat="one host: a reboot frees everything",
 )
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class SQLiteBackend(FencesNothing):
+class SQLiteBackend:
     """Leases in an SQLite file, for the processes of one host. See `Backend` for the verbs.
 
     Args:
@@ -156,6 +158,22 @@ class SQLiteBackend(FencesNothing):
     def leave_queue(self, name: str, ticket_id: str, budget: Budget) -> bool:
         """See `FairBackend.leave_queue`."""
         return self._change(lambda turn: sqlite_turn.leave(turn, name, ticket_id), budget)
+
+    # -- fencing -------------------------------------------------------------------------------------------------------
+
+    def guard(self, claim: Claim, connection: Any, *, idle: float = 60.0) -> Guard:  # noqa: ARG002
+        """See `FencingBackend.guard`. For sqlite3, SQLAlchemy and Django, on the lease file itself.
+
+        A refused guard rolls the transaction back. Nothing bounds how long it may lie idle, and until it ends nobody
+        writes to the file: renewals wait too.
+        """
+        self._file.refuse_closed()
+        return sqlite_guard.SQLiteGuard(self._file, claim, connection)
+
+    def fence_sql(self, claim: Claim, paramstyle: ParamStyle, *, start: int = 1) -> Fence:
+        """See `FencingBackend.fence_sql`. Whether the hold has run out is judged by the moment of this call."""
+        self._file.refuse_closed()
+        return sqlite_guard.fence(self._file, claim, paramstyle, start)
 
     # -- what operators ask for ----------------------------------------------------------------------------------------
 

@@ -130,7 +130,7 @@ class FencingContract:
 def _is_granted(world: World) -> Lease | None:
     """Let bob ask; a store may also say that it is busy."""
     try:
-        answer = world.bob.ask("job")
+        answer = world.bob.ask("job", within=2.0)
     except BackendUnavailable:
         return None
     return answer.lease if isinstance(answer, Granted) else None
