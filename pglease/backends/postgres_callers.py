@@ -81,14 +81,16 @@ class _Psycopg:
     def run(self, connection: Any, statement: str, params: Mapping[str, Any]) -> None:
         # Not the connection's own kinds of cursors and rows: they are made for the caller's statements. And fetched,
         # since a pipeline goes on before there is an answer.
-        sys.modules["psycopg"].Cursor(connection).execute(statement, params).fetchone()
+        driver = sys.modules["psycopg"]
+        driver.Cursor(connection, row_factory=driver.rows.tuple_row).execute(statement, params).fetchone()
 
 
 class _AsyncPsycopg(_Psycopg):
     is_async = True
 
     async def run(self, connection: Any, statement: str, params: Mapping[str, Any]) -> None:  # type: ignore[override]
-        cursor = sys.modules["psycopg"].AsyncCursor(connection)
+        driver = sys.modules["psycopg"]
+        cursor = driver.AsyncCursor(connection, row_factory=driver.rows.tuple_row)
         await (await cursor.execute(statement, params)).fetchone()
 
 

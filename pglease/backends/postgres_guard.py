@@ -58,10 +58,12 @@ _SYSTEM = "(SELECT system_identifier FROM pg_catalog.pg_control_system())"
 # guard: C18. Locks first and judges afterwards. NOWAIT: only a takeover in flight locks a row so, and that of a hold
 # that is over, or a stranger: waiting would help neither. KEY SHARE lets renewals and releases pass and keeps takeovers
 # out, since those change a key. A hold that has lapsed is refused though nobody took it, or guards that overlap could
-# keep a successor out for ever. The mark is local: rolled back, with the lock, to a savepoint older than both.
+# keep a successor out for ever. Behind a snapshot of its own, KEY SHARE locks and shows a version of the row that a
+# release may have replaced: there it must be the last one. The mark is local: a rollback to a savepoint older than the
+# guard takes both away, the lock and the mark.
 _GUARD = """
 WITH locked AS MATERIALIZED (
-  SELECT l.lease_id, l.expires_at FROM {leases} l
+  SELECT l.lease_id, l.expires_at, l.ctid AS place FROM {leases} l
   WHERE l.task_name {eq} %(name)s::pg_catalog.text AND l.fencing_token {eq} %(token)s::pg_catalog.text::pg_catalog.int8
         {unless}
   FOR KEY SHARE NOWAIT
@@ -72,10 +74,14 @@ SELECT 1 {per} CASE WHEN
          AND pg_catalog.current_setting('transaction_isolation') {eq} 'read committed' {unbounded}
     THEN {bound} ELSE pg_catalog.ts_rewrite('a'::pg_catalog.tsquery, '{closer}') IS NOT NULL END
   AND ({kept} EXISTS (SELECT FROM locked k WHERE k.lease_id {eq} %(lease_id)s::pg_catalog.text::pg_catalog.uuid
-                      AND k.expires_at {gt} pg_catalog.clock_timestamp()))
+                      AND k.expires_at {gt} pg_catalog.clock_timestamp()
+                      AND {last}))
   AND pg_catalog.set_config('pglease.guard', %(lease_id)s::pg_catalog.text, true) IS NOT NULL
 THEN 1 ELSE 0 END
 """
+
+_LAST = """CASE WHEN pg_catalog.current_setting('transaction_isolation') {eq} 'read committed' THEN true
+                          ELSE pg_catalog.currtid2('{leases}', k.place) {eq} k.place END"""
 
 # Looks closer: at another server or database, behind a snapshot from before the guard, and where the caller has bounds
 # of his own, which are only ever lowered. Of a transaction with a snapshot, an earlier statement is known by the locks
@@ -101,14 +107,14 @@ _HERE = """pg_catalog.split_part(pg_catalog.pg_relation_filepath('{leases}'::pg_
 # no `::`, which some drivers take for a parameter; the token as text, since some make an integer of 32 bits of it.
 _FENCE = """EXISTS (
   WITH pglease_locked AS MATERIALIZED (
-    SELECT l.lease_id, l.expires_at FROM {leases} l
+    SELECT l.lease_id, l.expires_at, l.ctid AS place FROM {leases} l
     WHERE l.task_name {eq} CAST(%(pglease_name)s AS pg_catalog.text)
       AND l.fencing_token {eq} CAST(CAST(%(pglease_token)s AS pg_catalog.text) AS pg_catalog.int8)
       AND {here}
     FOR KEY SHARE
   ) SELECT 1 FROM pglease_locked k
   WHERE k.lease_id {eq} CAST(%(pglease_lease_id)s AS pg_catalog.uuid)
-    AND k.expires_at {gt} pg_catalog.clock_timestamp()
+    AND k.expires_at {gt} pg_catalog.clock_timestamp() AND {last}
 )"""
 _OPERATORS = {
     word: f"OPERATOR(pg_catalog.{sign})" for word, sign in {"eq": "=", "ne": "<>", "gt": ">", "per": "/"}.items()
@@ -180,6 +186,7 @@ def guard(place: Place, idle: float, *, again: bool = False) -> str:
         unless=f"AND NOT ({marked})" if again else "",
         unasked=f"WHEN {marked} THEN true" if again else "",
         kept=f"{marked} OR" if again else "",
+        last=_LAST.format(leases=place.leases, **_OPERATORS),
         **_OPERATORS,
     )
 
@@ -201,7 +208,8 @@ def _here(place: Place) -> str:
 
 def fence(place: Place, claim: Claim, style: ParamStyle, start: int) -> Fence:
     """Return the predicate for a claim, in one driver's style."""
-    sql = _FENCE.format(leases=place.leases, here=_here(place), **_OPERATORS)
+    last = _LAST.format(leases=place.leases, **_OPERATORS)
+    sql = _FENCE.format(leases=place.leases, here=_here(place), last=last, **_OPERATORS)
     values = {
         "pglease_name": claim.name,
         "pglease_token": str(claim.fencing_token),

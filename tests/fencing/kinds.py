@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -161,6 +162,9 @@ class AlchemyRaw(Psycopg2):
         self.engine.dispose()
 
 
+_ALIASES = itertools.count()
+
+
 class Django(Session):
     """A transaction is an `atomic` block."""
 
@@ -207,7 +211,7 @@ def django_alias(dsn: str) -> str:
         "PASSWORD": info["password"],
         "NAME": info["dbname"],
     }
-    alias = str(info["dbname"])
+    alias = f"{info['dbname']}_{next(_ALIASES)}"
     connections.settings[alias] = ConnectionHandler({"default": here}).settings["default"]
     return alias
 
