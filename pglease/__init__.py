@@ -57,7 +57,7 @@ from pglease.errors import (
     ReentrantError,
     ReleaseError,
 )
-from pglease.events import Event, Observer
+from pglease.events import Event, Observer, Waiting
 from pglease.handles import HeldLease, NotAcquired
 from pglease.records import Lease, Loss, LossReason
 from pglease.slots import Cron
@@ -120,6 +120,7 @@ __all__ = [
     "SQLiteBackend",
     "Semaphore",
     "TaskLock",
+    "Waiting",
     "acquire",
     "acquire_many",
     "assert_held",

@@ -85,6 +85,7 @@ class _Wanted(TypedDict, total=False):
     heartbeat: bool
     fair: bool
     on_lost: options.AsyncOnLost
+    warn_after: Duration | None
 
 
 class AsyncPGLease:
@@ -189,6 +190,7 @@ class AsyncPGLease:
         heartbeat: bool = True,
         fair: bool = False,
         on_lost: options.AsyncOnLost = "raise",
+        warn_after: Duration | None = options.WARN_AFTER,
     ) -> AsyncLeaseContext[Any]:
         """Return an asynchronous context manager that holds the lease for its block: `async with`.
 
@@ -197,7 +199,8 @@ class AsyncPGLease:
         store has not confirmed by then goes on in the background. A cancellation meanwhile comes out afterwards.
 
         Args:
-            name, ttl, raise_on_failure, wait, min_hold, max_hold, metadata, heartbeat, fair: as for `PGLease.acquire`.
+            name, ttl, raise_on_failure, wait, min_hold, max_hold, metadata, heartbeat, fair, warn_after: as for
+                `PGLease.acquire`.
             on_lost: "raise" and "log" as there. "cancel": the task that entered the block is also cancelled as soon as
                 the lease is lost, and again every 5 seconds that its body goes on; `LeaseLostError` comes out of the
                 block in the place of that cancellation. A cancellation from elsewhere always comes out as it is.
@@ -218,6 +221,7 @@ class AsyncPGLease:
             heartbeat=heartbeat,
             fair=fair,
             on_lost=on_lost,
+            warn_after=warn_after,
             in_a_task=True,
         )
         self.client.check_traits(hold)
@@ -254,6 +258,7 @@ class AsyncPGLease:
         min_hold: Duration | None = None,
         max_hold: Duration | None = None,
         metadata: Mapping[str, Any] | None = None,
+        warn_after: Duration | None = options.WARN_AFTER,
     ) -> AsyncHeldLease:
         """Wait until the lease is ours; the client owns it, as after `try_acquire`. See `PGLease.wait_for_lease`.
 
@@ -265,7 +270,15 @@ class AsyncPGLease:
             BackendUnavailable: the store never answered.
         """
         wanted, poll = options.waiting_options(
-            name, ttl, timeout, poll_interval, min_hold=min_hold, max_hold=max_hold, metadata=metadata, fair=fair
+            name,
+            ttl,
+            timeout,
+            poll_interval,
+            min_hold=min_hold,
+            max_hold=max_hold,
+            metadata=metadata,
+            fair=fair,
+            warn_after=warn_after,
         )
         self.client.check_traits(wanted)
         taking = self.client.taking

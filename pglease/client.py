@@ -24,7 +24,7 @@ from pglease.backends.base import Budget
 from pglease.blocks import LeaseContext
 from pglease.decorator import TaskDecorator, singleton_decorator
 from pglease.errors import BackendError, ConfigurationError, NotOwnedError
-from pglease.events import Observer
+from pglease.events import Observer, Waiting
 from pglease.handles import HeldLease, Hold, NotAcquired
 from pglease.heartbeat import HeartbeatManager
 from pglease.options import Duration, HoldOptions
@@ -193,6 +193,7 @@ class PGLease:
         heartbeat: bool = ...,
         fair: bool = ...,
         on_lost: options.OnLost = ...,
+        warn_after: Duration | None = ...,
     ) -> LeaseContext[HeldLease]: ...
     @overload
     def acquire(
@@ -208,6 +209,7 @@ class PGLease:
         heartbeat: bool = ...,
         fair: bool = ...,
         on_lost: options.OnLost = ...,
+        warn_after: Duration | None = ...,
     ) -> LeaseContext[HeldLease]: ...
     @overload
     def acquire(
@@ -223,6 +225,7 @@ class PGLease:
         heartbeat: bool = ...,
         fair: bool = ...,
         on_lost: options.OnLost = ...,
+        warn_after: Duration | None = ...,
     ) -> LeaseContext[HeldLease | NotAcquired]: ...
     def acquire(
         self,
@@ -237,6 +240,7 @@ class PGLease:
         heartbeat: bool = True,
         fair: bool = False,
         on_lost: options.OnLost = "raise",
+        warn_after: Duration | None = options.WARN_AFTER,
     ) -> LeaseContext[Any]:
         """Return a context manager that holds the lease for its block.
 
@@ -255,6 +259,8 @@ class PGLease:
             metadata: a JSON object of at most 8192 bytes that others can read.
             heartbeat: False: not renewed; the block must end within ttl.
             fair: serve waiters in the order of their arrival, on stores that can (`traits.fair`).
+            warn_after: seconds of waiting after which the log tells who has it, since when, until when, and the place
+                in the queue; then after twice as long, and so on. Observers get a `waiting` event. None: never.
             on_lost: "raise": leaving the block after a loss raises `LeaseLostError`, unless the block raised already
                 (then a note is added to its error). "log": only the log says so.
 
@@ -274,6 +280,7 @@ class PGLease:
             heartbeat=heartbeat,
             fair=fair,
             on_lost=on_lost,
+            warn_after=warn_after,
         )
         self.check_traits(wanted)
         return LeaseContext(self, wanted, raise_on_failure=raise_on_failure)
@@ -314,16 +321,19 @@ class PGLease:
         min_hold: Duration | None = None,
         max_hold: Duration | None = None,
         metadata: Mapping[str, Any] | None = None,
+        warn_after: Duration | None = options.WARN_AFTER,
     ) -> HeldLease:
         """Wait until the lease is ours; the client owns it, as after `try_acquire`.
 
-        Between looks it sleeps until the holder's known expiry, or `poll_interval`, whichever comes first, with jitter.
-        A look that finds it taken writes nothing. Restarts and outages of the store are waited out too.
+        It is woken by the release where the store can do that, and beneath that it sleeps until the holder's known
+        expiry, with jitter. A look that finds it taken writes nothing; waiting uses no connection of the pool, and all
+        waits of this client for one name look as one. Restarts and outages of the store are waited out too.
 
         Args:
-            name, ttl, min_hold, max_hold, metadata, fair: as for `acquire`.
+            name, ttl, min_hold, max_hold, metadata, fair, warn_after: as for `acquire`.
             timeout: seconds for the whole wait; None waits for ever; 0 is refused (`try_acquire` asks once).
-            poll_interval: the longest pause between two looks, in seconds.
+            poll_interval: the longest pause between two looks, in seconds; twelve times as long while the store is
+                heard, which then says when to look.
             cancel: an event that ends the wait when it is set.
 
         Raises:
@@ -340,6 +350,7 @@ class PGLease:
             max_hold=max_hold,
             metadata=metadata,
             fair=fair,
+            warn_after=warn_after,
         )
         self.check_traits(wanted)
         taken = self.taking.take(wanted, poll=poll, cancel=cancel)
@@ -498,6 +509,11 @@ class PGLease:
     def holding(self) -> list[HeldLease]:
         """Return the handles of all that this client holds, ordered by name."""
         return [lease for name in self.taking.names() if (lease := self.held(name)) is not None]
+
+    def waiting(self) -> list[Waiting]:
+        """Return how each wait through this client stands, ordered by name: for what, whom, and how long."""
+        self.taking.refuse_if_closed()
+        return self.taking.room.waits()
 
     # -- what the store says -------------------------------------------------------------------------------------------
 

@@ -5,10 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-EventKind: TypeAlias = Literal["acquired", "busy", "renewed", "unknown", "lost", "released", "unconfirmed"]
+from pglease.records import Lease, Place
+
+EventKind: TypeAlias = Literal["acquired", "busy", "renewed", "unknown", "lost", "released", "unconfirmed", "waiting"]
 """acquired: a hold began · busy: somebody else has it · renewed: a renewal was confirmed · unknown: a renewal's outcome
 is not known · lost: a hold was lost · released: its holder ended it · unconfirmed: its holder ended it, the store did
-not confirm."""
+not confirm · waiting: a wait has lasted for its `warn_after`, then for twice that, and so on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How one wait stands.
+
+    Attributes:
+        name: the lease that is waited for.
+        owner_id: the waiter's label.
+        seconds: how long it has waited.
+        lease: the holder's record as last seen: who, since when, until when; None when nobody holds it or the store
+            could not say.
+        place: where it stands in the queue (`fair=True`), as last seen.
+    """
+
+    name: str
+    owner_id: str
+    seconds: float
+    lease: Lease | None = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +40,12 @@ class Event:
     Attributes:
         kind: what.
         name: the lease.
-        owner_id: our label; for `busy` the holder's, None when the store could not say.
+        owner_id: our label; for `busy` and `waiting` the holder's, None when the store could not say.
         fencing_token: the hold's.
         reason: why a hold was lost.
-        seconds: how long it took to acquire or how long it was held, on the boot clock.
+        seconds: how long it took to acquire, how long it was held, or how long was waited, on the boot clock.
         error: the trouble behind `unknown` and `unconfirmed`.
+        waiting: how a wait stands, for `waiting`.
     """
 
     kind: EventKind
@@ -32,6 +55,7 @@ class Event:
     reason: str | None = None
     seconds: float | None = None
     error: Exception | None = None
+    waiting: Waiting | None = None
 
 
 class Observer(Protocol):

@@ -1,4 +1,4 @@
-"""Gives back, in the background, what was granted but reached nobody: a late grant, a lost reply, a forgotten handle.
+"""Gives back, in the background, what reached nobody: a late grant, a lost reply, a forgotten handle, a left place.
 
 Each is tried a few times, since a request whose connection broke may still be applied after the first try; then it
 lapses by itself. A thread of its own, so that a stuck store delays no renewal; it ends when there is nothing left to
@@ -11,11 +11,12 @@ import heapq
 import itertools
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pglease import clock
-from pglease.backends.base import Backend, Budget
+from pglease.backends.base import Backend, Budget, FairBackend
 from pglease.errors import BackendClosed, BackendError
 from pglease.records import Refused, Released
 from pglease.steps import Answer
@@ -36,8 +37,7 @@ class _Debt:
     at: float
     place: int
     name: str = field(compare=False)
-    lease_id: str = field(compare=False)
-    min_hold: float = field(compare=False)
+    give: Callable[[Budget], bool] = field(compare=False)
     tries: int = field(compare=False, default=0)
 
 
@@ -59,8 +59,23 @@ class GiveBack:
 
     def add(self, name: str, lease_id: str, *, min_hold: float = 0.0) -> None:
         """Give back the hold with that id, should it exist."""
+
+        def give(budget: Budget) -> bool:
+            return isinstance(self._backend.release(name, lease_id, budget, min_hold=min_hold), Released)
+
+        self._add(name, give)
+
+    def add_ticket(self, name: str, ticket_id: str, *, in_doubt: bool) -> None:
+        """Give up the place in the queue with that id; `in_doubt` while the request for it may still be under way."""
+
+        def give(budget: Budget) -> bool:
+            return cast("FairBackend", self._backend).leave_queue(name, ticket_id, budget) or not in_doubt
+
+        self._add(name, give)
+
+    def _add(self, name: str, give: Callable[[Budget], bool]) -> None:
         with self._changed:
-            heapq.heappush(self._debts, _Debt(clock.now(), next(self._places), name, lease_id, min_hold))
+            heapq.heappush(self._debts, _Debt(clock.now(), next(self._places), name, give))
             if self._thread is None and not self._stopping:
                 thread = threading.Thread(target=self._run, name="pglease-give-back", daemon=True)
                 try:
@@ -123,7 +138,7 @@ class GiveBack:
 
     def _pay(self, debt: _Debt) -> bool:
         try:
-            outcome = self._backend.release(debt.name, debt.lease_id, Budget.of(BOX, clock.now), min_hold=debt.min_hold)
+            return debt.give(Budget.of(BOX, clock.now))
         except BackendClosed:
             return True
         except BackendError as error:
@@ -132,7 +147,6 @@ class GiveBack:
         except Exception:
             log.exception("giving back %r failed", debt.name, extra={"lease_name": debt.name})
             return False
-        return isinstance(outcome, Released)
 
 
 def _left_nothing(call: Future[Answer]) -> bool:

@@ -37,6 +37,8 @@ MAX_DURATION = 100 * 365 * 86400.0
 """A hundred years: far beyond any lease, far below where timestamps overflow."""
 RENEWALS_PER_TTL = 3
 """Two may fail before the deadline."""
+WARN_AFTER = 60.0
+"""Seconds after which the log tells whom a waiter waits for."""
 _PLAIN_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?\Z")
 _DURATION = re.compile(r"-?([0-9.]+[a-zA-Z\u00b5\u03bc]+)+\Z")
 _UNFIT_CHARACTER = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -248,6 +250,7 @@ class HoldOptions:
     fair: bool = False
     on_lost: str = "raise"
     once_per: Slots | None = None
+    warn_after: float | None = WARN_AFTER
 
 
 def hold_options(
@@ -263,6 +266,7 @@ def hold_options(
     on_lost: str = "raise",
     once_per: Slots | None = None,
     in_a_task: bool = False,
+    warn_after: Duration | None = WARN_AFTER,
 ) -> HoldOptions:
     """Check one acquisition's arguments; all that is wrong is said at once.
 
@@ -283,12 +287,15 @@ def hold_options(
         and fair is False
         and on_lost == "raise"
         and once_per is None
+        and warn_after == WARN_AFTER
     ):
         # What has no hash is no name and no duration either. Whatever is wrong, the checks below say all of it.
         with suppress(TypeError, ConfigurationError):
             return _usual(name, ttl)
     outcomes = get_args(AsyncOnLost if in_a_task else OnLost)
-    return _checked(name, ttl, wait, min_hold, max_hold, metadata, heartbeat, fair, on_lost, outcomes, once_per)
+    return _checked(
+        name, ttl, wait, min_hold, max_hold, metadata, heartbeat, fair, on_lost, outcomes, once_per, warn_after
+    )
 
 
 def waiting_options(
@@ -324,6 +331,7 @@ def _checked(  # noqa: PLR0917  # called once, from right above, in the same ord
     on_lost: str,
     outcomes: tuple[str, ...],
     once_per: Slots | None,
+    warn_after: Duration | None,
 ) -> HoldOptions:
     with all_problems() as problems:
         options = HoldOptions(
@@ -337,6 +345,7 @@ def _checked(  # noqa: PLR0917  # called once, from right above, in the same ord
             fair=problems.check(flag, fair, "fair"),
             on_lost=problems.check(choice, on_lost, "on_lost", outcomes),
             once_per=once_per,
+            warn_after=None if warn_after is None else problems.check(seconds, warn_after, "warn_after"),
         )
         if options.min_hold and options.max_hold and options.min_hold > options.max_hold:
             problems.note(f"min_hold ({options.min_hold:g} s) must not exceed max_hold ({options.max_hold:g} s)")

@@ -6,6 +6,7 @@ quoted all the same.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 
@@ -21,11 +22,13 @@ DEFAULT_TABLE = "pglease_leases"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 MAX_TABLE = 63 - len("_token_key")
 """PostgreSQL cuts identifiers at 63 bytes; the longest name derived from the table's must still fit."""
+MAX_CHANNEL = 63
+"""PostgreSQL refuses the name of a channel above this."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableNames:
-    """Where the leases are: a table, and beside it `<table>_meta` with the version mark and the token floor."""
+    """Where the leases are: a table, `<table>_meta` with mark and token floor, `<table>_tickets` with the queues."""
 
     table: str
     schema: str | None = None
@@ -39,6 +42,17 @@ class TableNames:
     def meta(self) -> str:
         """The quoted name of the table that holds version, protocol and token floor."""
         return self._quoted(f"{self.table}_meta")
+
+    @property
+    def tickets(self) -> str:
+        """The quoted name of the table that holds the tickets of those who queue."""
+        return self._quoted(f"{self.table}_tickets")
+
+    @property
+    def channel(self) -> str:
+        """The NOTIFY channel of these tables: their name, or a digest of it where that would be too long."""
+        name = f"{self.schema}.{self.table}"
+        return name if len(name) <= MAX_CHANNEL else f"pglease {hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
     def _quoted(self, name: str) -> str:
         return f'"{name}"' if self.schema is None else f'"{self.schema}"."{name}"'

@@ -23,9 +23,17 @@ class Call(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Let `seconds` pass, or less if there is a reason to wake up."""
+    """Let `seconds` pass, or less if there is a reason to wake up.
+
+    Attributes:
+        seconds: until the next look.
+        at_most: until the last look: so long may rest whoever has others looking for it.
+        said: what the last look said, None for trouble.
+    """
 
     seconds: float
+    at_most: float = float("inf")
+    said: Refused | None = None
 
 
 class Answer(NamedTuple):
@@ -121,10 +129,11 @@ def acquire(
         left = until - now
         if left <= LAST_LOOK:
             if left > 0:
-                yield Wait(left)
+                yield Wait(left, left)
             break
         said = answer.value if error is None else None
-        now = (yield Wait(min(_pause(patience, said, spread()), left - LAST_LOOK))).now
+        rest = left - LAST_LOOK
+        now = (yield Wait(min(pause(patience.poll, said, spread()), rest), rest, said)).now
     return _given_up(refused, error, unknown=unknown)
 
 
@@ -138,11 +147,17 @@ def _given_up(refused: Refused | None, error: BackendUnavailable | None, *, unkn
     return refused
 
 
-def _pause(patience: Patience, refused: Refused | None, spread: float) -> float:
-    """Return how long to sleep: until the holder's known expiry at the latest, and a little more, not in step."""
+def pause(poll: float, refused: Refused | None, spread: float) -> float:
+    """Return how long to sleep: until the holder's known expiry, and a little more, not in step; at most about `poll`.
+
+    Args:
+        poll: the longest pause between two looks, in seconds.
+        refused: what the last look said, None for trouble.
+        spread: from 0 to 1, chosen at random.
+    """
     if refused is None:
-        return min(patience.poll, 0.5) * (0.5 + spread / 2)
-    poll = min(patience.poll, refused.look_every)
+        return min(poll, 0.5) * (0.5 + spread / 2)
+    poll = min(poll, refused.look_every)
     if refused.retry_after < poll:
         return refused.retry_after + 0.005 + min(0.05, poll / 10) * spread
     return poll * (0.9 + spread / 10)

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import random
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -35,6 +34,7 @@ from pglease.heartbeat import HASTY_RELEASE_BOX, RELEASE_BOX, HeartbeatManager
 from pglease.options import HoldOptions
 from pglease.records import Loss, Refused, Request
 from pglease.term import Term
+from pglease.waiting import HEARD_POLL, HEARD_STRETCH, Cancelled, Nap, Room, TaskNap, Waiter
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -44,7 +44,7 @@ log = logging.getLogger("pglease")
 SHORT_TTL = 1.0
 """Seconds below which a lease leaves little room for anything to go wrong."""
 POLL = 1.0
-"""The longest pause of `acquire(wait=…)` between two looks, in seconds."""
+"""The longest pause of `acquire(wait=…)` between two looks, in seconds, where the store wakes nobody."""
 
 
 class Taking:
@@ -80,6 +80,7 @@ class Taking:
             on_over=_dropper(weakref.ref(self)),
             observers=observers,
         )
+        self.room = Room(backend, self.manager.give_back, self.manager.notices)
         self._fresh()
 
     def _fresh(self) -> None:
@@ -101,45 +102,52 @@ class Taking:
     # -- taking --------------------------------------------------------------------------------------------------------
 
     def take(
-        self, wanted: HoldOptions, *, poll: float = POLL, cancel: threading.Event | None = None
+        self, wanted: HoldOptions, *, poll: float | None = None, cancel: threading.Event | None = None
     ) -> HeldLease | NotAcquired:
         """Take a lease by checked options; the caller owns the handle."""
         request, margin = self._request(wanted)
         asked = [request]
+        nap = Nap(self.refuse_if_closed, cancel)
+        waiter = self._waiter(request, wanted, nap, poll)
         try:
-            found = drive.run(self._conversation(asked, wanted, margin, poll), self.backend, self._pause(cancel))
+            found = drive.run(self._conversation(asked, wanted, margin, waiter), self.backend, nap.rest)
             taken, trouble = self._taken(found, asked[-1], wanted, margin)
         except BackendUnavailable as error:
             return self._refused_before(asked[-1], error)
         except (BackendError, ConfigurationError):
             raise
-        except BaseException as error:  # interrupted: nobody knows whether it was granted
-            request = asked[-1]
-            hold = self.holds.get(request.name)
-            if hold is not None and hold.lease_id == request.lease_id:
-                hold.end()  # it was, and we were on our way to tell
-                self.drop(hold)
-            self.manager.give_back.add(request.name, request.lease_id)
-            if isinstance(error, _Cancelled):
-                return NotAcquired(request.name, None, 0.0)
+        except BaseException as error:
+            if waiter is None or waiter.in_doubt:  # interrupted: nobody knows whether it was granted
+                self._let_go(asked[-1])
+            if isinstance(error, Cancelled):
+                return NotAcquired(request.name, waiter.holder() if waiter else None, 0.0)
             raise
         if trouble is not None:
             self._return(taken)
             raise trouble
         return taken
 
-    async def atake(self, wanted: HoldOptions, *, poll: float = POLL) -> HeldLease | NotAcquired:
+    def _let_go(self, request: Request) -> None:
+        hold = self.holds.get(request.name)
+        if hold is not None and hold.lease_id == request.lease_id:
+            hold.end()  # it was granted, and we were on our way to tell
+            self.drop(hold)
+        self.manager.give_back.add(request.name, request.lease_id)
+
+    async def atake(self, wanted: HoldOptions, *, poll: float | None = None) -> HeldLease | NotAcquired:
         """Take a lease by checked options without blocking the event loop; a cancelled task leaves nothing behind."""
         request, margin = self._request(wanted)
         asked = [request]
+        nap = TaskNap(self.refuse_if_closed)
+        waiter = self._waiter(request, wanted, nap, poll)
 
         def give_back(call: Future[steps.Answer]) -> None:
-            self.manager.give_back.add_when_known(call, request.name, asked[-1].lease_id)
+            if waiter is None or waiter.in_doubt:  # else it was a mark or a place that was asked for
+                self.manager.give_back.add_when_known(call, request.name, asked[-1].lease_id)
 
         try:
-            found = await drive.arun(
-                self._conversation(asked, wanted, margin, poll), self.backend, give_back, self.anap
-            )
+            conversation = self._conversation(asked, wanted, margin, waiter)
+            found = await drive.arun(conversation, self.backend, give_back, nap.arest)
         except BackendUnavailable as error:
             return self._refused_before(asked[-1], error)
         taken, trouble = self._taken(found, asked[-1], wanted, margin)
@@ -154,8 +162,23 @@ class Taking:
             self._refuse_to_wait_for_oneself(wanted.name)
         if wanted.ttl < SHORT_TTL:
             self._warn_of_short_ttl(wanted)
-        request = Request(wanted.name, self.owner_id, identity.new_lease_id(), wanted.ttl, wanted.metadata)
+        ticket_id = identity.new_lease_id() if wanted.wait and wanted.fair else None
+        request = Request(wanted.name, self.owner_id, identity.new_lease_id(), wanted.ttl, wanted.metadata, ticket_id)
         return request, self.manager.margin_for(wanted.ttl)
+
+    def _waiter(self, request: Request, wanted: HoldOptions, nap: Nap, poll: float | None) -> Waiter | None:
+        """Return who waits; None for somebody who asks once."""
+        if not wanted.wait:
+            return None
+        return Waiter(
+            self.room,
+            request,
+            nap,
+            poll=POLL if poll is None else poll,
+            heard_poll=HEARD_POLL if poll is None else HEARD_STRETCH * poll,
+            warn_after=wanted.warn_after,
+            box=self.box,
+        )
 
     def _warn_of_short_ttl(self, wanted: HoldOptions) -> None:
         if not self._warned_of_short_ttl:
@@ -167,7 +190,7 @@ class Taking:
                 extra={"lease_name": wanted.name},
             )
 
-    def _conversation(self, asked: list[Request], wanted: HoldOptions, margin: float, poll: float) -> Any:
+    def _conversation(self, asked: list[Request], wanted: HoldOptions, margin: float, waiter: Waiter | None) -> Any:
         """Return the steps; `asked` ends with what was asked last."""
 
         def anew(request: Request) -> Request:
@@ -176,8 +199,9 @@ class Taking:
 
         now = clock.now()
         until = None if not wanted.wait else now + wanted.wait
-        patience = steps.Patience(until, poll, self.box)
-        return steps.acquire(asked[0], margin=margin, patience=patience, now=now, spread=random.random, anew=anew)
+        patience = steps.Patience(until, waiter.poll if waiter else POLL, self.box)
+        asking = steps.acquire(asked[0], margin=margin, patience=patience, now=now, spread=random.random, anew=anew)
+        return waiter.attend(asking) if waiter else asking
 
     def _taken(
         self, found: Term | Refused, request: Request, wanted: HoldOptions, margin: float
@@ -232,22 +256,6 @@ class Taking:
             self.owned[taken.name] = taken
             taken._hold.client_owned = True  # last: interrupted before, it is nobody's and given back
         return taken
-
-    def _pause(self, cancel: threading.Event | None) -> Callable[[float], None]:
-        """Return how a waiting call sleeps: until its time, a cancellation or the client's end."""
-        if cancel is None:
-            return self.nap
-
-        def nap(seconds: float) -> None:
-            until = time.monotonic() + seconds
-            while True:
-                if cancel.wait(max(0.0, min(until - time.monotonic(), 0.5))):
-                    raise _Cancelled
-                self.refuse_if_closed()
-                if time.monotonic() >= until:
-                    return
-
-        return nap
 
     def nap(self, seconds: float) -> None:
         """Sleep, or less when the client is closed: then `BackendClosed`."""
@@ -352,7 +360,9 @@ class Taking:
             if self.closed.is_set():
                 return None
             self.closed.set()
-            return list(self.holds.values())
+            holds = list(self.holds.values())
+        self.room.close()
+        return holds
 
     def forget(self) -> None:
         """In a forked child: start with nothing; the parent's holds are the parent's."""
@@ -361,10 +371,7 @@ class Taking:
         if was_closed:
             self.closed.set()
         self.manager.forget()
-
-
-class _Cancelled(Exception):
-    """The caller's event was set while it waited."""
+        self.room.forget()
 
 
 def _dropper(taking: weakref.ref[Taking]) -> Callable[[Hold], None]:
@@ -373,6 +380,8 @@ def _dropper(taking: weakref.ref[Taking]) -> Callable[[Hold], None]:
     def drop(hold: Hold) -> None:
         if (this := taking()) is not None:
             this.drop(hold)
+            if hold.settled:
+                this.room.freed(hold.name)
 
     return drop
 

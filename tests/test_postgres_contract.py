@@ -19,10 +19,12 @@ from pglease.testing.local_postgres import LocalPostgres
 
 pytestmark = [pytest.mark.matrix, pytest.mark.xdist_group("postgres contract")]
 
-EMPTY = "TRUNCATE pglease_leases; UPDATE pglease_leases_meta SET token_floor = 0"
+EMPTY = "TRUNCATE pglease_leases, pglease_leases_tickets; UPDATE pglease_leases_meta SET token_floor = 0"
 AGE = """
 UPDATE pglease_leases SET acquired_at = acquired_at - %(by)s, heartbeat_at = heartbeat_at - %(by)s,
-                          expires_at = expires_at - %(by)s
+                          expires_at = expires_at - %(by)s, waited_until = waited_until - %(by)s,
+                          queued_until = queued_until - %(by)s;
+UPDATE pglease_leases_tickets SET expires_at = expires_at - %(by)s
 """
 
 

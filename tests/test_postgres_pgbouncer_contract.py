@@ -22,6 +22,7 @@ class PooledHarness(PostgresHarness):
     """The same table, reached through the pooler; time passes and links break behind it."""
 
     model_runs = 20
+    hears = False
 
     def __init__(self, server: LocalPostgres, pooler: PgBouncer) -> None:
         self._pooler = pooler

@@ -248,9 +248,9 @@ class HybridPostgresBackend(PostgresBackend):
         self._keeper.accept(budget)
 
     def _rendered(self) -> Statements:
-        self._hybrid = HybridStatements.of(self._names, PROTOCOL)
+        self._hybrid = HybridStatements.of(self._names, PROTOCOL, notify=self._listening.wanted)
         self._keeper.errands = self._hybrid.errands
-        return Statements.of(self._names, PROTOCOL, marking=MARKING)
+        return Statements.of(self._names, PROTOCOL, marking=MARKING, notify=self._listening.wanted)
 
     def close(self) -> None:
         """See `Backend.close`. Holds that are left become plain ones."""

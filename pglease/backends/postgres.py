@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tenacity
 
 from pglease import clock, forks, options
-from pglease.backends import postgres_fencing, postgres_guard, postgres_schema
-from pglease.backends.base import Budget, Fence, Guard, KeepsNoQueue, ParamStyle, Traits, WakesNobody
+from pglease.backends import postgres_fencing, postgres_guard, postgres_schema, postgres_waiting
+from pglease.backends.base import Budget, Fence, Guard, ParamStyle, Traits
 from pglease.backends.postgres_connections import BorrowedConnections, Connections, OwnConnections
 from pglease.backends.postgres_dsn import Dsn
 from pglease.backends.postgres_errors import INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
 from pglease.backends.postgres_link import Link, Row
 from pglease.backends.postgres_sql import Statements
+from pglease.backends.postgres_waiting import Listening
 from pglease.errors import BackendClosed, BackendError, BackendMisconfigured, BackendUnavailable
 from pglease.records import (
     Claim,
@@ -37,17 +38,20 @@ from pglease.records import (
     Held,
     Lease,
     LossReason,
+    Place,
     Refused,
     Released,
     ReleaseOutcome,
     Renewal,
     RenewalOutcome,
     Request,
+    Ticket,
     Unknown,
 )
 from pglease.schema import DEFAULT_TABLE, PROTOCOL, TableNames, table_names
 
 if TYPE_CHECKING:
+    from pglease.backends.base import Subscription
     from pglease.backends.checks import Check
 
 if "psycopg2" in sys.modules:
@@ -59,7 +63,14 @@ log = logging.getLogger("pglease")
 T = TypeVar("T")
 
 TRAITS = Traits(
-    kind="PostgreSQL", clock="server", shared_by="hosts", durable=True, transactional_fencing=True, slots=True
+    kind="PostgreSQL",
+    clock="server",
+    shared_by="hosts",
+    durable=True,
+    wakes_waiters=True,
+    fair=True,
+    transactional_fencing=True,
+    slots=True,
 )
 BUSY_RETRY_AFTER = 0.05
 """Seconds after which a row that somebody had locked is worth another look."""
@@ -72,7 +83,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _REASONS: dict[str, LossReason] = {"taken": "taken", "deleted": "deleted", "ended": "forced", "expired": "expired"}
 
 
-class PostgresBackend(WakesNobody, KeepsNoQueue):
+class PostgresBackend:
     """Leases in a PostgreSQL table.
 
     Args:
@@ -84,6 +95,8 @@ class PostgresBackend(WakesNobody, KeepsNoQueue):
         connect_timeout: seconds (or "10s") for one connection attempt; a `connect_timeout` in the address wins. At
             least 2, as in libpq.
         pool_size: how many conversations may go on at once; one more connection is kept for renewals.
+        notify: whether waiters are woken by NOTIFY, which costs one more connection while somebody waits or watches
+            through this client. False: this client wakes nobody and looks on its own; say it to all clients alike.
 
     Building it connects to nothing.
 
@@ -102,6 +115,7 @@ class PostgresBackend(WakesNobody, KeepsNoQueue):
         auto_initialize: bool = True,
         connect_timeout: options.Duration = 10,
         pool_size: int = 4,
+        notify: bool = True,
     ) -> None:
         with options.all_problems() as problems:
             dsn = problems.check(Dsn, url)
@@ -109,10 +123,13 @@ class PostgresBackend(WakesNobody, KeepsNoQueue):
             size = problems.check(options.count, pool_size, "pool_size")
             names = problems.check(table_names, table_name, schema)
             create = problems.check(options.flag, auto_initialize, "auto_initialize")
-        self._begin(OwnConnections(dsn, pool_size=size, connect_timeout=timeout), names, auto_initialize=create)
+            wakes = problems.check(options.flag, notify, "notify")
+        own = OwnConnections(dsn, pool_size=size, connect_timeout=timeout)
+        self._begin(own, names, auto_initialize=create, notify=wakes)
 
-    def _begin(self, connections: Connections, names: TableNames, *, auto_initialize: bool) -> None:
+    def _begin(self, connections: Connections, names: TableNames, *, auto_initialize: bool, notify: bool) -> None:
         self.connections = connections
+        self._listening = Listening(connections, wanted=notify)
         self._names = names
         self._auto_initialize = auto_initialize
         self._statements: Statements | None = None
@@ -133,6 +150,7 @@ class PostgresBackend(WakesNobody, KeepsNoQueue):
         table_name: str = DEFAULT_TABLE,
         schema: str | None = None,
         auto_initialize: bool = True,
+        notify: bool = True,
     ) -> PostgresBackend:
         """Use connections that the application lends.
 
@@ -140,6 +158,9 @@ class PostgresBackend(WakesNobody, KeepsNoQueue):
             factory: called without arguments for each conversation; returns a context manager that yields a psycopg 3
                 or psycopg2 connection, SQLAlchemy's pooled proxy of one, or Django's. Rows may have any shape. It must
                 be callable from any thread.
+            table_name, schema, auto_initialize: as for the class.
+            notify: whether others are woken by what is released here. Nobody listens on a lent connection, so this
+                client's own waiters look for themselves.
 
         A lent connection that is inside a transaction is refused (`ConfigurationError`) before any SQL. Otherwise the
         conversation is a READ COMMITTED transaction of its own, committed here. `close` leaves the connections alone.
@@ -154,7 +175,7 @@ class PostgresBackend(WakesNobody, KeepsNoQueue):
         log.warning(
             "pglease renews its leases on the application's own connections: when all are in use, leases are lost"
         )
-        backend._begin(BorrowedConnections(factory), names, auto_initialize=auto_initialize)
+        backend._begin(BorrowedConnections(factory), names, auto_initialize=auto_initialize, notify=notify)
         return backend
 
     @classmethod
@@ -211,13 +232,21 @@ class PostgresBackend(WakesNobody, KeepsNoQueue):
             "lease_id": request.lease_id,
             "ttl": request.ttl,
             "metadata": json.dumps(dict(request.metadata), ensure_ascii=False) if request.metadata else None,
+            "in_turn": False,
         }
         try:
-            answer = _answer(link.rows(sql.try_acquire, params))
+            rows = link.rows(sql.try_acquire, params)
         except Exception as error:
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
                 raise
-            answer = None  # somebody's uncommitted insert of this very name
+            rows = []  # somebody's uncommitted insert of this very name
+        answer = _answer(rows)
+        if answer is None and rows and rows[0][0] == "queued":
+
+            def ask(asked: Mapping[str, Any]) -> Granted | Refused | None:
+                return _answer(link.rows(sql.try_acquire, asked))
+
+            answer = postgres_waiting.in_turn(link, sql, request, params, ask)
         return answer or self._collided(link, sql, request)
 
     def _collided(self, link: Link, sql: Statements, request: Request) -> Granted | Refused:
@@ -323,8 +352,8 @@ class PostgresBackend(WakesNobody, KeepsNoQueue):
         if error.sqlstate != INSUFFICIENT_PRIVILEGE:
             return error
         return BackendMisconfigured(
-            f"cleanup may not delete here: GRANT DELETE ON {self._names.leases} and UPDATE ON {self._names.meta} to "
-            "this role, or let another role do it (`pglease schema grants`)"
+            f"cleanup may not delete here: GRANT DELETE ON {self._names.leases} and {self._names.tickets}, and UPDATE "
+            f"ON {self._names.meta} to this role, or let another role do it (`pglease schema grants`)"
         )
 
     # -- fencing -------------------------------------------------------------------------------------------------------
@@ -345,6 +374,29 @@ class PostgresBackend(WakesNobody, KeepsNoQueue):
     def _refuse_if_closed(self) -> None:
         if self._closing.is_set():
             raise BackendClosed("the backend is closed")
+
+    # -- what waiters rest on ------------------------------------------------------------------------------------------
+
+    def listen(self, budget: Budget) -> Subscription | None:
+        """See `WakingBackend.listen`."""
+        self._statements or self._settled(budget)
+
+        def notify(channel: str) -> None:
+            self._converse(lambda link, _: link.rows(postgres_waiting.NOTIFY, {"channel": channel}), budget)
+
+        return self._listening.begin(self._names, notify, budget)
+
+    def mark(self, name: str, seconds: float, budget: Budget) -> bool:
+        """See `WakingBackend.mark`."""
+        return self._converse(lambda link, sql: postgres_waiting.mark(link, sql, name, seconds), budget)
+
+    def queue(self, ticket: Ticket, budget: Budget) -> Place | None:
+        """See `FairBackend.queue`."""
+        return self._converse(lambda link, sql: postgres_waiting.queue(link, sql, ticket), budget)
+
+    def leave_queue(self, name: str, ticket_id: str, budget: Budget) -> bool:
+        """See `FairBackend.leave_queue`."""
+        return self._converse(lambda link, sql: postgres_waiting.leave_queue(link, sql, name, ticket_id), budget)
 
     # -- conversations -------------------------------------------------------------------------------------------------
 
@@ -406,16 +458,18 @@ class PostgresBackend(WakesNobody, KeepsNoQueue):
             self._settling.release()
 
     def _rendered(self) -> Statements:
-        return Statements.of(self._names, PROTOCOL)
+        return Statements.of(self._names, PROTOCOL, notify=self._listening.wanted)
 
     def forget(self) -> None:
         """See `Backend.forget`."""
         self._fresh_locks()
+        self._listening.forget()
         self.connections.forget()
 
     def close(self) -> None:
         """See `Backend.close`."""
         self._closing.set()
+        self._listening.close()
         self.connections.close()
 
     # -- what operators ask for ----------------------------------------------------------------------------------------
@@ -568,6 +622,7 @@ def _cleanup_batch(link: Link, sql: Statements, older_than: float) -> int:
     with link.transaction():
         link.rows(sql.cleanup_lock)
         link.script(sql.cleanup_table)
+        link.rows(sql.cleanup_tickets)
         ((deleted, raised),) = link.rows(sql.cleanup_batch, {"older_than": older_than})
         if deleted and not raised:
             raise BackendMisconfigured(

@@ -32,6 +32,8 @@ from pglease.errors import (
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
 
+    from pglease.backends.postgres_psycopg import Connection
+
 log = logging.getLogger("pglease")
 
 _FIRST_LOOK = 0.025
@@ -60,6 +62,13 @@ class Connections(Protocol):
 
         `reserved` asks for the one that is kept for renewals. Inside, `budget.sending()` has been called; a driver's
         error comes out as ours.
+        """
+
+    def connect(self, budget: Budget) -> Connection | None:
+        """Make a connection that is the caller's alone, for somebody who listens; None where there is no such thing.
+
+        Raises:
+            BackendUnavailable: not within the budget.
         """
 
     def forget(self) -> None:
@@ -122,6 +131,12 @@ class OwnConnections:
     def lend(self, budget: Budget, *, reserved: bool = False) -> AbstractContextManager[Link]:
         """See `Connections.lend`."""
         return _Loan(self, budget, reserved=reserved)
+
+    def connect(self, budget: Budget) -> Connection:
+        """See `Connections.connect`."""
+        if self._closed:
+            raise BackendClosed("the backend is closed")
+        return _Attempt(self.params(), self.dsn.scrub).within(budget.left())
 
     def take(self, budget: Budget, *, reserved: bool) -> Any:
         """Take a connection out of the pool and begin its conversation; the first half of a loan."""
@@ -298,6 +313,59 @@ class _Loan:
             raise ours from None
 
 
+class _Attempt:
+    """One attempt to connect, on a thread of its own: a look-up of the host's name cannot be cut off, only left."""
+
+    def __init__(self, params: dict[str, Any], scrub: Callable[[str], str]) -> None:
+        self._params, self._scrub = params, scrub
+        self._made: queue.SimpleQueue[Connection | BackendError] = queue.SimpleQueue()
+        self._handing_over = threading.Lock()
+        self._given_up = False
+
+    def within(self, seconds: float) -> Connection:
+        """Return the connection if it is made in time."""
+        try:
+            threading.Thread(target=self._run, name="pglease-connect", daemon=True).start()
+            made = self._made.get(timeout=max(0.0, seconds))
+        except queue.Empty:
+            self._give_up()
+            raise BackendUnavailable("no connection to PostgreSQL was made in time") from None
+        except RuntimeError as error:  # no more threads, or the interpreter is going down
+            raise BackendUnavailable(f"no connection can be made any more: {error}") from None
+        except BaseException:
+            self._give_up()
+            raise
+        if isinstance(made, BackendError):
+            raise made
+        return made
+
+    def _give_up(self) -> None:
+        with self._handing_over:
+            self._given_up = True
+            while not self._made.empty():
+                _close(self._made.get())
+
+    def _run(self) -> None:
+        from pglease.backends.postgres_psycopg import Connection
+
+        report = Report()
+        made: Connection | BackendError
+        try:
+            made = Connection.connect(params=self._params, report=report, scrub=self._scrub)
+        except Exception as error:  # noqa: BLE001  # the report has ours
+            made = report.last or translated(error, self._scrub, sent=False)
+        with self._handing_over:
+            if self._given_up:
+                _close(made)
+            else:
+                self._made.put(made)
+
+
+def _close(made: Connection | BackendError) -> None:
+    if not isinstance(made, BackendError):
+        made.close()
+
+
 def _again(error: BackendError) -> BackendError:
     """Return a copy to raise: one exception object raised by many threads would mix up their tracebacks."""
     return type(error)(*error.args)
@@ -341,6 +409,11 @@ class BorrowedConnections:
             ours = _explained_borrowing(error, sent=sent)
         if ours is not None:
             raise ours
+
+    def connect(self, budget: Budget) -> None:  # noqa: ARG002
+        """See `Connections.connect`: one that is lent cannot be kept."""
+        if self._closed:
+            raise BackendClosed("the backend is closed")
 
     def forget(self) -> None:
         """Nothing to drop: nothing is kept between conversations."""

@@ -38,6 +38,8 @@ ADDED = {
 }
 _NULLABLE = ADDED.keys() - {"fencing_token", "transitions"}
 
+_TICKET = {"task_name", "ticket_id", "owner_id", "number", "expires_at"}
+
 STORAGE = {
     "fillfactor": "50",
     "autovacuum_vacuum_scale_factor": "0",
@@ -91,7 +93,7 @@ WITH path AS MATERIALIZED (
           WHERE a.attrelid = c.oid AND (a.attnum = ANY (i.indkey) OR d.objid IS NOT NULL))))
       FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid WHERE i.indrelid = c.oid)) AS look
   FROM pg_catalog.pg_class c JOIN space ON space.oid = c.relnamespace
-  WHERE c.relname IN (%(table)s::text, %(meta)s::text)
+  WHERE c.relname IN (%(table)s::text, %(meta)s::text, %(tickets)s::text)
 )
 SELECT pg_catalog.jsonb_build_object(
   'schema', (SELECT place.name FROM place),
@@ -103,7 +105,8 @@ SELECT pg_catalog.jsonb_build_object(
   'role', current_user,
   'read_only', pg_catalog.current_setting('transaction_read_only')::boolean,
   'table', (SELECT found.look FROM found WHERE found.relname = %(table)s::text),
-  'meta', (SELECT found.look FROM found WHERE found.relname = %(meta)s::text)
+  'meta', (SELECT found.look FROM found WHERE found.relname = %(meta)s::text),
+  'tickets', (SELECT found.look FROM found WHERE found.relname = %(tickets)s::text)
 )::text AS look
 """
 
@@ -141,7 +144,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What there is. `table` and `meta` are the catalogs' facts about either, or None."""
+    """What there is. `table`, `meta` and `tickets` are the catalogs' facts about each, or None."""
 
     names: TableNames
     schema_exists: bool
@@ -151,6 +154,7 @@ class Look:
     read_only: bool
     table: Mapping[str, Any] | None
     meta: Mapping[str, Any] | None
+    tickets: Mapping[str, Any] | None
     mark: Mark | None
 
     @property
@@ -192,7 +196,8 @@ class Look:
 
 def look(link: Link, names: TableNames) -> Look:
     """Look, in one read-only statement, and in a second one at the mark if it is there to be read."""
-    params = {"schema": names.schema, "table": names.table, "meta": f"{names.table}_meta"}
+    beside = {kind: f"{names.table}_{kind}" for kind in ("meta", "tickets")}
+    params = {"schema": names.schema, "table": names.table, **beside}
     seen = json.loads(link.rows(_LOOK, params)[0][0])
     found = TableNames(names.table, seen.pop("schema"))
     about = Look(names=found, mark=None, **seen)
@@ -229,6 +234,7 @@ def findings(seen: Look) -> Iterator[Finding]:
         yield from _odd_columns(seen)
         yield from _odd_storage(seen)
     yield from _odd_mark(seen)
+    yield from _odd_tickets(seen)
     yield from _odd_indexes(seen)
 
 
@@ -307,6 +313,14 @@ def _odd_mark(seen: Look) -> Iterator[Finding]:
     elif seen.mark.version < VERSION:
         text = f"{seen.shown} has layout {seen.mark.version}, older than this pglease needs ({VERSION})"
         yield Finding(text, "pglease schema apply", blocks=True)
+
+
+def _odd_tickets(seen: Look) -> Iterator[Finding]:
+    if seen.tickets is None:
+        if not seen.is_published:
+            yield Finding(f"the table {seen.shown}_tickets is missing: nobody can queue", "pglease schema apply")
+    elif not set(seen.tickets["columns"] or ()) >= _TICKET:
+        yield Finding(f"{seen.shown}_tickets is not ours: nobody can queue", "choose another table_name or schema")
 
 
 def _odd_indexes(seen: Look) -> Iterator[Finding]:

@@ -134,6 +134,7 @@ class Connection(psycopg.Connection[Any]):
     """A connection that tells, when it cannot be made, why; and that knows what stands between it and the server."""
 
     link: OwnLink
+    behind_pooler = False
 
     @classmethod
     def connect(  # type: ignore[override]  # the pool passes our own keywords through
@@ -165,7 +166,7 @@ class Connection(psycopg.Connection[Any]):
             raise BackendUnavailable("the server is a standby; leases need the primary")
         if read_only:
             raise BackendUnavailable("the server is read-only; leases need the primary")
-        report.pooler = pid != self.info.backend_pid
+        report.pooler = self.behind_pooler = pid != self.info.backend_pid
         if report.unprepared:
             self.prepare_threshold = None
         if report.pooler:  # the next statement may meet another session: nothing may be left in this one

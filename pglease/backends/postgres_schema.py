@@ -6,7 +6,7 @@ backend, by `pglease schema apply`, by a DBA with psql, and by the Django and Al
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from typing import Any
@@ -125,11 +125,21 @@ def grants(
         cleanup: `cleanup_expired`.
         read_only: `list`, `show`, `watch`, exporters.
     """
+    leases, meta, tickets = names.leases, names.meta, names.tickets
+    all_rows = "SELECT, INSERT, UPDATE, DELETE"
     needs = [
-        ("acquire, renew, release", app, ["SELECT, INSERT, UPDATE"], ["SELECT"]),
-        ("guard other tables inside its own transactions", guard, ["SELECT, UPDATE (heartbeat_at)"], []),
-        ("cleanup_expired", cleanup, ["SELECT, DELETE, UPDATE (heartbeat_at)"], ["SELECT, UPDATE (token_floor)"]),
-        ("look", read_only, ["SELECT"], ["SELECT"]),
+        ("acquire, renew, release", app, {leases: "SELECT, INSERT, UPDATE", meta: "SELECT", tickets: all_rows}),
+        ("guard other tables inside its own transactions", guard, {leases: "SELECT, UPDATE (heartbeat_at)"}),
+        (
+            "cleanup_expired",
+            cleanup,
+            {
+                leases: "SELECT, DELETE, UPDATE (heartbeat_at)",
+                meta: "SELECT, UPDATE (token_floor)",
+                tickets: "SELECT, DELETE",
+            },
+        ),
+        ("look", read_only, {leases: "SELECT", meta: "SELECT"}),
     ]
     return "\n".join(_granted(names, *need) for need in needs)
 
@@ -144,12 +154,11 @@ def quoted(role: str) -> str:
     return '"' + role.replace('"', '""') + '"'
 
 
-def _granted(names: TableNames, purpose: str, role: str, on_leases: list[str], on_meta: list[str]) -> str:
+def _granted(names: TableNames, purpose: str, role: str, rights: Mapping[str, str]) -> str:
     who = quoted(role)
     schema = [] if names.schema is None else [f'GRANT USAGE ON SCHEMA "{names.schema}" TO {who};']
     lines = [f"-- {purpose}", *schema]
-    lines += [grant(rights, names.leases, role) + ";" for rights in on_leases]
-    lines += [grant(rights, names.meta, role) + ";" for rights in on_meta]
+    lines += [grant(each, table, role) + ";" for table, each in rights.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -166,7 +175,7 @@ def _may_read(seen: Look) -> bool:
 
 
 def _needs_script(seen: Look) -> bool:
-    missing = seen.table is None or seen.is_published or seen.meta is None
+    missing = seen.table is None or seen.is_published or seen.meta is None or seen.tickets is None
     return missing or (
         seen.may("SELECT", meta=True) and (seen.mark is None or any(_is_for_apply(each) for each in _blocking(seen)))
     )
@@ -254,11 +263,13 @@ def _refuse_what_is_not_ours(seen: Look) -> None:
 
 def _told(before: Look) -> str:
     if before.table is None:
-        return f"made {before.shown} and {before.shown}_meta"
+        return f"made {before.shown}, {before.shown}_meta and {before.shown}_tickets"
     if before.is_published:
         return f"upgraded {before.shown} from pglease 0.0.x; its columns and rows were kept"
     if before.mark is None:
         return f"made the version mark of {before.shown} anew; tokens go on in the next epoch"
+    if before.tickets is None:
+        return f"made {before.shown}_tickets"
     return f"upgraded {before.shown} from layout {before.mark.version}"
 
 
@@ -306,8 +317,10 @@ def _script(names: TableNames) -> str:
         "lock": str(_LOCK),
         "leases": names.leases,
         "meta": names.meta,
+        "tickets": names.tickets,
         "table": names.table,
         "token_key": f"{names.table}_token_key",
+        "queue_key": f"{names.table}_queue",
         "protocol": str(PROTOCOL),
         "storage": ",\n            ".join(f"{name} = {value}" for name, value in STORAGE.items()),
         "create_schema": "" if names.schema is None else _CREATE_SCHEMA.strip("\n").format(schema=names.schema),

@@ -24,9 +24,18 @@ RECORD = """{verdict} AS verdict, task_name, owner_id, fencing_token, transition
 """What every statement returns about a row, in the order that `postgres.lease_in` reads. Epochs, since drivers and
 session time zones differ about timestamps; text for metadata, since drivers differ about jsonb."""
 
-VERDICT = """CASE WHEN seen.expires_at <= seen.seen_at THEN 'over'
+VERDICT = """CASE WHEN seen.expires_at <= seen.seen_at AND seen.queued_until > seen.seen_at THEN 'queued'
+            WHEN seen.expires_at <= seen.seen_at THEN 'over'
             WHEN seen.lease_id = %(lease_id)s::uuid THEN 'granted' ELSE 'held' END"""
-"""What a look says to somebody who asks with `lease_id`; `granted` is that one's own earlier grant (C13)."""
+"""What a look says to somebody who asks with `lease_id`; `granted` is that one's own earlier grant (C13), `queued` a
+free name that may be reserved (C17)."""
+
+_TOLD = """CASE WHEN {row}.waited_until > j.seen_at THEN pg_catalog.pg_notify('{channel}', pg_catalog.concat(
+    '{what} ', greatest(0, pg_catalog.date_part('epoch', {row}.expires_at - j.seen_at)), ' ', {row}.task_name))::text
+    END"""
+"""Tells whoever waits, from within the UPDATE that holds the row's lock: a mark is either seen here or set after our
+commit, and whoever set it looks again (C16). Without a mark nothing is said: each NOTIFY costs all commits of the
+database a lock."""
 
 # get, and try_acquire when a recent answer said that the name is held: C1 C10. A plain look.
 _LOOK = """
@@ -43,10 +52,12 @@ SELECT {record} FROM (
 # with the statement.
 _TRY_ACQUIRE = """
 WITH seen AS MATERIALIZED (
-  SELECT l.*, pg_catalog.clock_timestamp() AS seen_at FROM {leases} l WHERE l.task_name = %(name)s::text
+  SELECT l.*, pg_catalog.clock_timestamp() AS seen_at, CASE WHEN {forfeit} THEN 'forfeit' END AS note
+  FROM {leases} l WHERE l.task_name = %(name)s::text
 ), locked AS MATERIALIZED (
-  SELECT l.task_name, l.expires_at, l.fencing_token, l.transitions, {forfeit} AS forfeit FROM {leases} l
+  SELECT l.task_name, l.expires_at, l.fencing_token, l.transitions, l.queued_until, {forfeit} AS forfeit FROM {leases} l
   WHERE l.task_name = %(name)s::text AND ({forfeit} OR l.expires_at <= pg_catalog.clock_timestamp())
+    AND (%(in_turn)s::boolean OR coalesce(l.queued_until <= pg_catalog.clock_timestamp(), true))
   FOR UPDATE SKIP LOCKED
 ), judged AS MATERIALIZED (
   SELECT locked.*, pg_catalog.clock_timestamp() AS seen_at FROM locked
@@ -58,7 +69,8 @@ WITH seen AS MATERIALIZED (
       session_pid = {session_pid}, session_started = {session_started}
   FROM judged j
   WHERE l.task_name = j.task_name AND (j.forfeit OR j.expires_at <= j.seen_at)
-  RETURNING l.*, j.seen_at
+    AND (%(in_turn)s::boolean OR coalesce(j.queued_until <= j.seen_at, true))
+  RETURNING l.*, j.seen_at, {granted} AS note
 ), born AS (
   INSERT INTO {leases} AS l
     (task_name, owner_id, lease_id, fencing_token, metadata, acquired_at, heartbeat_at, expires_at,
@@ -69,12 +81,13 @@ WITH seen AS MATERIALIZED (
   WHERE NOT EXISTS (SELECT 1 FROM seen) AND m.protocol = {protocol}
     AND pg_catalog.set_config('lock_timeout', '300ms', true) IS NOT NULL
   ON CONFLICT DO NOTHING
-  RETURNING l.*, l.acquired_at AS seen_at
+  RETURNING l.*, l.acquired_at AS seen_at, NULL::text AS note
 )
 SELECT {record} FROM (
   SELECT 'granted' AS verdict, taken.* FROM taken
   UNION ALL SELECT 'granted', born.* FROM born
-  UNION ALL SELECT {judged}, seen.* FROM seen WHERE NOT EXISTS (SELECT 1 FROM taken)
+  UNION ALL SELECT CASE WHEN seen.note = 'forfeit' AND seen.queued_until > seen.seen_at THEN 'queued' ELSE {judged} END,
+    seen.* FROM seen WHERE NOT EXISTS (SELECT 1 FROM taken)
 ) AS answer
 """
 
@@ -129,7 +142,7 @@ WITH seen AS MATERIALIZED (
       expires_at = CASE WHEN j.expires_at <= j.seen_at THEN j.expires_at
                         ELSE greatest(j.seen_at, j.acquired_at + {min_hold}) END
   FROM judged j WHERE l.task_name = j.task_name AND j.lease_id = %(lease_id)s::uuid
-  RETURNING j.expires_at > j.seen_at AS in_time
+  RETURNING j.expires_at > j.seen_at AS in_time, CASE WHEN j.expires_at > j.seen_at THEN {released} END AS told
 )
 SELECT {record} FROM (
   SELECT CASE WHEN r.in_time THEN 'released' WHEN NOT r.in_time THEN 'expired' WHEN j.task_name IS NULL THEN 'busy'
@@ -153,7 +166,7 @@ WITH seen AS MATERIALIZED (
   UPDATE {leases} l SET lease_id = NULL, session_pid = NULL, session_started = NULL, expires_at = j.seen_at
   FROM judged j
   WHERE l.task_name = j.task_name AND j.fencing_token = %(fencing_token)s::bigint AND j.expires_at > j.seen_at
-  RETURNING l.task_name
+  RETURNING l.task_name, {released} AS told
 )
 SELECT CASE WHEN j.task_name IS NULL THEN 'busy' WHEN f.task_name IS NOT NULL THEN 'forced'
             WHEN j.fencing_token = %(fencing_token)s::bigint THEN 'over' ELSE 'refused' END AS verdict,
@@ -172,7 +185,7 @@ SELECT {record} FROM (
 
 # cleanup, inside a transaction: C3 C7. A row that is deleted takes its token along, so new rows must start above it,
 # and the table lock keeps out an insert that has already read the old floor. The lock timeout keeps a queue from
-# forming behind us.
+# forming behind us. A name that somebody queues for stays, and lapsed tickets of others go.
 _CLEANUP_LOCK = """
 SELECT pg_catalog.set_config('lock_timeout', '100ms', true)
 """
@@ -181,6 +194,7 @@ _CLEANUP_BATCH = """
 WITH doomed AS MATERIALIZED (
   SELECT l.ctid AS place FROM {leases} l
   WHERE l.expires_at <= pg_catalog.clock_timestamp() - {older_than}
+    AND coalesce(l.queued_until <= pg_catalog.clock_timestamp(), true)
   LIMIT 1000 FOR UPDATE SKIP LOCKED
 ), gone AS (
   DELETE FROM {leases} l WHERE l.ctid = ANY (ARRAY(SELECT doomed.place FROM doomed)) RETURNING l.fencing_token
@@ -189,6 +203,81 @@ WITH doomed AS MATERIALIZED (
   WHERE EXISTS (SELECT 1 FROM gone) RETURNING 1
 )
 SELECT (SELECT count(*) FROM gone)::int AS deleted, (SELECT count(*) FROM raised)::int AS raised
+"""
+_CLEANUP_TICKETS = """
+DELETE FROM {tickets} t WHERE t.ctid = ANY (ARRAY(
+  SELECT o.ctid FROM {tickets} o WHERE o.expires_at <= pg_catalog.clock_timestamp() LIMIT 1000 FOR UPDATE SKIP LOCKED))
+"""
+
+# mark: C16. Skips a row that somebody has locked: its holder may be about to release it, unseen by us; the waiter looks
+# again and then marks again. Writes once per half of a mark's time, whoever waits.
+_MARK = """
+WITH locked AS MATERIALIZED (
+  SELECT l.task_name FROM {leases} l
+  WHERE l.task_name = %(name)s::text
+    AND coalesce(l.waited_until < pg_catalog.clock_timestamp() + {half}, true)
+  FOR NO KEY UPDATE SKIP LOCKED
+), marked AS (
+  UPDATE {leases} l SET waited_until = greatest(l.waited_until, pg_catalog.clock_timestamp() + {seconds})
+  FROM locked WHERE l.task_name = locked.task_name
+  RETURNING l.task_name
+)
+SELECT EXISTS (SELECT 1 FROM marked) OR EXISTS (
+  SELECT 1 FROM {leases} l
+  WHERE l.task_name = %(name)s::text AND l.waited_until >= pg_catalog.clock_timestamp() + {half}) AS marked
+"""
+
+# queue, inside a transaction: C17. The row's lock gives the numbers their order; the second statement has a snapshot of
+# its own, so it sees every ticket that was given under that lock. `queued_until` says to those who ask that there may
+# be a queue; it reaches further than the tickets, so that not each renewal writes the lease's row.
+_QUEUE_LOCK = """
+SELECT l.task_name FROM {leases} l, (SELECT pg_catalog.set_config('lock_timeout', '300ms', true) AS bounded) b
+WHERE b.bounded IS NOT NULL AND l.task_name = %(name)s::text FOR NO KEY UPDATE OF l
+"""
+_QUEUE = """
+WITH clocked AS MATERIALIZED (
+  SELECT pg_catalog.clock_timestamp() AS now
+), lapsed AS (
+  DELETE FROM {tickets} t USING clocked c
+  WHERE t.task_name = %(name)s::text AND t.expires_at <= c.now AND t.ticket_id <> %(ticket_id)s::uuid
+), placed AS (
+  INSERT INTO {tickets} AS t (task_name, ticket_id, owner_id, number, expires_at)
+  SELECT %(name)s::text, %(ticket_id)s::uuid, %(owner)s::text,
+         coalesce((SELECT max(o.number) FROM {tickets} o WHERE o.task_name = %(name)s::text), 0) + 1, c.now + {ttl}
+  FROM clocked c
+  ON CONFLICT (task_name, ticket_id) DO UPDATE SET expires_at = excluded.expires_at,
+    number = CASE WHEN t.expires_at <= excluded.expires_at - {ttl} THEN excluded.number ELSE t.number END
+  RETURNING t.number
+), noted AS (
+  UPDATE {leases} l SET queued_until = c.now + {ttl} * 3 FROM clocked c
+  WHERE l.task_name = %(name)s::text AND coalesce(l.queued_until < c.now + {ttl}, true)
+)
+SELECT placed.number, (
+  SELECT count(*) FROM {tickets} o, clocked c
+  WHERE o.task_name = %(name)s::text AND o.number < placed.number AND o.expires_at > c.now)::int AS ahead
+FROM placed
+"""
+
+# try_acquire of a free name with a queue: C17. The head is read without a lock first, so that being refused writes
+# nothing; whoever is at the head locks the row, reads once more in a later snapshot, and then asks as everybody does.
+_HEAD = """
+SELECT coalesce(t.ticket_id = %(ticket_id)s::uuid, false) AS ours, t.owner_id,
+       pg_catalog.date_part('epoch', t.expires_at - pg_catalog.clock_timestamp()) AS left
+FROM {tickets} t WHERE t.task_name = %(name)s::text AND t.expires_at > pg_catalog.clock_timestamp()
+ORDER BY t.number LIMIT 1
+"""
+_TURN_LOCK = "SELECT 1 FROM {leases} l WHERE l.task_name = %(name)s::text FOR UPDATE SKIP LOCKED"
+_SERVED = "DELETE FROM {tickets} t WHERE t.task_name = %(name)s::text AND t.ticket_id = %(ticket_id)s::uuid"
+
+# leave_queue: C17 C16.
+_LEAVE_QUEUE = """
+WITH left_it AS (
+  DELETE FROM {tickets} t WHERE t.task_name = %(name)s::text AND t.ticket_id = %(ticket_id)s::uuid
+  RETURNING t.expires_at > pg_catalog.clock_timestamp() AS live
+), judged AS MATERIALIZED (
+  SELECT l.*, pg_catalog.clock_timestamp() AS seen_at FROM {leases} l WHERE l.task_name = %(name)s::text
+)
+SELECT left_it.live, (SELECT {released_by_leaving} FROM judged j) AS told FROM left_it
 """
 
 
@@ -225,20 +314,30 @@ class Statements:
     cleanup_lock: str
     cleanup_table: str
     cleanup_batch: str
+    cleanup_tickets: str
+    mark: str
+    queue_lock: str
+    queue: str
+    head: str
+    turn_lock: str
+    served: str
+    leave_queue: str
 
     @classmethod
-    def of(cls, names: TableNames, protocol: int, *, marking: Marking = PLAIN) -> Statements:
-        """Render for the tables in `names`, whose schema must be known by now."""
+    def of(cls, names: TableNames, protocol: int, *, marking: Marking = PLAIN, notify: bool = True) -> Statements:
+        """Render for the tables in `names`, whose schema must be known by now; `notify` is whether waiters are told."""
         templates = {field.name: globals()[f"_{field.name.upper()}"] for field in fields(cls)}
-        return cls(**{verb: _rendered(template, names, protocol, marking) for verb, template in templates.items()})
+        rendered = {verb: _rendered(template, names, protocol, marking, notify) for verb, template in templates.items()}
+        return cls(**rendered)
 
 
-def _rendered(template: str, names: TableNames, protocol: int, marking: Marking) -> str:
+def _rendered(template: str, names: TableNames, protocol: int, marking: Marking, notify: bool) -> str:
     ttl = "j.ttl" if template is _RENEW else "%(ttl)s::float8"
     verdict = "'seen'" if template is _LIST else "verdict"
     return template.format(
         leases=names.leases,
         meta=names.meta,
+        tickets=names.tickets,
         protocol=protocol,
         session_pid=marking.session_pid,
         session_started=marking.session_started,
@@ -248,5 +347,14 @@ def _rendered(template: str, names: TableNames, protocol: int, marking: Marking)
         record=RECORD.format(verdict=verdict),
         ttl=_SECONDS.format(ttl),
         min_hold=_SECONDS.format("%(min_hold)s::float8"),
+        granted=_told(names, "granted", notify),
+        released=_told(names, "released", notify),
+        released_by_leaving=_told(names, "released", notify, row="j"),
+        seconds=_SECONDS.format("%(seconds)s::float8"),
+        half=_SECONDS.format("%(seconds)s::float8 / 2"),
         older_than=_SECONDS.format("%(older_than)s::float8"),
     )
+
+
+def _told(names: TableNames, what: str, notify: bool, *, row: str = "l") -> str:
+    return _TOLD.format(what=what, row=row, channel=names.channel) if notify else "NULL::text"

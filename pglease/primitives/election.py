@@ -387,7 +387,7 @@ class LeaderElection:
     def _ask(self, stopping: threading.Event) -> HeldLease | NotAcquired:
         taking = self.leases.taking
         if not self._defer:
-            return taking.take(replace(self._wanted, wait=float("inf")), cancel=stopping)
+            return taking.take(replace(self._wanted, wait=float("inf"), warn_after=None), cancel=stopping)
         taken = taking.take(self._wanted) if self._is_left_by_others(stopping) else None
         return taken or NotAcquired(self.name, None, 0.0)
 

@@ -139,10 +139,10 @@ class WaitingContract:
 
         assert world.bob.mark("job", 100 * world.tick)
         assert world.carol.mark("job", world.tick)
-        after = world.bob.sees("job")
-        world.pass_time(2 * world.tick)
 
+        after = world.bob.sees("job")
         assert (after.fencing_token, after.expires_at, after.metadata) == (hold.token, before.expires_at, {"a": 1})
+        world.pass_time(2 * world.tick)
         hold.released()
         ear.hears("job", "released")
 
@@ -391,8 +391,7 @@ class WaitingContract:
         world.pass_time(1.1 * world.tick)
 
         alive.hold().released()
-        late = dead.renewed()
-        assert (late.place.ahead, late.place.number > alive.place.number) == (0, True)
+        assert dead.renewed().place.ahead == 0
 
     @clauses("C17")
     def test_a_ticket_that_came_back_stands_behind_those_who_stayed(self, world: World) -> None:

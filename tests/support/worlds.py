@@ -94,10 +94,12 @@ def budget(seconds: float = 10.0) -> Budget:
     return Budget.of(seconds, clock.now)
 
 
-def ask(backend: PostgresBackend, name: str, ttl: float = 60.0, owner: str = "somebody") -> tuple[Any, str]:
+def ask(
+    backend: PostgresBackend, name: str, ttl: float = 60.0, owner: str = "somebody", ticket_id: str | None = None
+) -> tuple[Any, str]:
     """Ask the store once; return the answer and the id of the try."""
     lease_id = identity.new_lease_id()
-    return backend.try_acquire(Request(name, owner, lease_id, ttl), budget()), lease_id
+    return backend.try_acquire(Request(name, owner, lease_id, ttl, ticket_id=ticket_id), budget()), lease_id
 
 
 def grant(backend: PostgresBackend, name: str, ttl: float = 60.0, owner: str = "somebody") -> tuple[Lease, str]:

@@ -1,4 +1,5 @@
--- pglease, layout 1: the lease table, and beside it one row with the version mark and the token floor.
+-- pglease, layout 1: the lease table, and beside it one row with the version mark and the token floor, and the tickets
+-- of those who queue.
 --
 -- Safe to run again, and beside any number of others that run it. It makes what is missing, upgrades a table of
 -- pglease 0.0.x in place, and refuses a table that is not ours. It also refuses a 0.0.x table with a lease that still
@@ -83,6 +84,23 @@ BEGIN
              AND a.attname IN ('one', 'version', 'protocol', 'token_floor')) <> 4 THEN
         RAISE EXCEPTION USING ERRCODE = '55000',
             MESSAGE = 'the table {table}_meta is not ours; nothing was changed',
+            HINT = 'choose another table_name or schema';
+    END IF;
+    IF pg_catalog.to_regclass('{tickets}') IS NULL THEN
+        CREATE TABLE {tickets} (
+            task_name  text COLLATE "C" NOT NULL,
+            ticket_id  uuid NOT NULL,
+            owner_id   text NOT NULL,
+            number     bigint NOT NULL,
+            expires_at timestamptz NOT NULL,  -- it counts as long as it is renewed
+            CONSTRAINT "{queue_key}" PRIMARY KEY (task_name, ticket_id)
+        ) WITH (fillfactor = 50);
+        COMMENT ON TABLE {tickets} IS 'pglease: who queues for a lease, in the order of their numbers';
+    ELSIF (SELECT count(*) FROM pg_catalog.pg_attribute a
+           WHERE a.attrelid = pg_catalog.to_regclass('{tickets}') AND NOT a.attisdropped
+             AND a.attname IN ('task_name', 'ticket_id', 'owner_id', 'number', 'expires_at')) <> 5 THEN
+        RAISE EXCEPTION USING ERRCODE = '55000',
+            MESSAGE = 'the table {table}_tickets is not ours; nothing was changed',
             HINT = 'choose another table_name or schema';
     END IF;
     SELECT m.token_floor INTO old_floor FROM {meta} m;
