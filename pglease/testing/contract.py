@@ -61,6 +61,7 @@ HARD_NAMES = {
     "slashes": "/a//b/",
     "JSON": '{"a": [1, null, "b"]}',
     "braces": "{tenant}:{0}",
+    "a brace that closes nothing": "}{x}",
     "SQL": "x'; DROP TABLE pglease_leases; --",
     "wildcards": "a_b%c*d?[e]",
     "right to left": "\u0645\u0647\u0645\u0629 \u200f\u05ea",

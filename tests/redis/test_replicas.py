@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 
 import pytest
+from redis.exceptions import MovedError
 
-from pglease import BackendUnavailable
+from pglease import BackendUnavailable, clock
+from pglease.backends.redis_connections import Link
 from pglease.records import Granted, Held, Unknown
 from pglease.testing import processes
 from pglease.testing.harness import budget, new_id
@@ -251,3 +253,23 @@ def test_a_node_that_died_is_replaced_by_its_replica_and_the_client_follows(cana
 
         assert all(isinstance(hold.renew_after_trouble(30), Held) for hold in holds)
         cluster.nodes.remove(dying)
+
+
+def test_belief_counts_from_the_first_sending_though_one_hold_was_asked_for_elsewhere(valkey, worker, monkeypatch):
+    """A white-box test: one slot of the batch has moved meanwhile, so that its renewal is sent a second time, later."""
+    alice = worker(valkey.url)
+    holds = [alice.hold("stays"), alice.hold("moved")]
+    run_many, sent = Link.run_many, []
+
+    def moved_meanwhile(link, script, calls):
+        answers = run_many(link, script, calls)
+        sent.append(clock.now())
+        return [answers[0], MovedError(f"1 {valkey.host}:{valkey.port}")]
+
+    monkeypatch.setattr(Link, "run_many", moved_meanwhile)
+    box = budget()
+
+    outcomes = alice.backend.renew([hold.renewal() for hold in holds], box)
+
+    assert all(isinstance(outcome, Held) for outcome in outcomes)
+    assert box.sent_at <= sent[0]

@@ -19,7 +19,10 @@ RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 STORES = (
     (PostgresBackend("postgresql://localhost"), "`postgresql://…`"),
     (HybridPostgresBackend("postgresql://localhost"), "`hybrid+postgresql://…` ([page](docs/hybrid.md))"),
-    (RedisBackend("redis://localhost"), "`redis://…`, `rediss://…`, `valkey://…`, `redis+sentinel://…`"),
+    (
+        RedisBackend("redis://localhost"),
+        "`redis://…`, `rediss://…`, `valkey://…`, `redis+sentinel://…` ([page](docs/redis.md))",
+    ),
     (KubernetesBackend, "`kubernetes://namespace`"),
     (SQLiteBackend("leases.db"), "`sqlite:///file`"),
     (MemoryBackend(), "`memory://`"),
