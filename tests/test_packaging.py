@@ -84,7 +84,8 @@ def test_the_metadata_says_what_people_need_to_know(wheel):
     assert metadata["Requires-Python"] == ">=3.11"
     base = {word.split(">")[0] for word in metadata.get_all("Requires-Dist") if "extra ==" not in word}
     assert base == {"psycopg[binary]", "psycopg-pool", "tenacity", "click", "durationpy"}
-    assert entry_points.split() == ["[console_scripts]", "pglease", "=", "pglease.cli:main"]
+    command, plugin = ["pglease", "=", "pglease.cli:main"], ["pglease", "=", "pglease.testing.plugin"]
+    assert entry_points.split() == ["[console_scripts]", *command, "[pytest11]", *plugin]
 
 
 def test_the_extra_dev_is_the_dependency_group_dev():

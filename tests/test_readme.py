@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
 from pglease import PGLease
-from tests.support.readme import README, ROOT, written
+from tests.support.readme import PAGES, README, ROOT, written
 
 TEXT = README.read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -43,8 +44,12 @@ def test_every_block_of_code_runs(dsn: str, world: dict[str, Any]) -> None:
     leases.close()
 
 
-def test_its_tables_are_what_the_product_says() -> None:
-    assert written(TEXT) == TEXT, "run: python -m tests.support.readme"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_its_tables_are_what_the_product_says(page: Path) -> None:
+    text = page.read_text("utf-8")
+
+    assert written(text) == text, "run: python -m tests.support.readme"
+    assert "<!-- /" in text
 
 
 def test_it_is_short_and_shows_code_early() -> None:

@@ -12,6 +12,8 @@ from pglease.errors import ConfigurationError
 
 __all__ = ["Backend", "Traits", "open_backend"]
 
+PLUGS = "pglease.backends"
+"""The group of entry points by which other packages bring stores."""
 _KNOB_PREFIX = "pglease."
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _NUMBERS = ("connect_timeout", "pool_size", "max_advisory", "wait_replicas")
@@ -26,7 +28,8 @@ def open_backend(url: str, **knobs: Any) -> Backend:
             `rediss://…`, `valkey://…`, `redis+sentinel://…`; `kubernetes://namespace` for the Leases of a cluster
             (`?pglease.context=…`, `?pglease.kubeconfig=…`); `sqlite:///file` for the processes of one host
             (`sqlite:////absolute/file`); or `memory://` for the threads of one process (`memory://name` for a store
-            apart). Knobs of the store may stand in its query as `?pglease.pool_size=8`.
+            apart). A store that another package brings has the scheme of its entry point in the group
+            `pglease.backends`. Knobs of the store may stand in its query as `?pglease.pool_size=8`.
         knobs: the same knobs as keywords.
 
     Raises:
@@ -41,7 +44,7 @@ def open_backend(url: str, **knobs: Any) -> Backend:
     if not scheme and "=" not in url and url.strip():
         raise ConfigurationError("the address of the store must be like postgresql://user@host/db")
     kind = scheme.partition("+")[0] if not scheme.startswith("hybrid+") else scheme
-    opener = _OPENERS.get(kind)
+    opener = _OPENERS.get(kind) or _plugged_in(kind)
     if opener is None:
         known = ", ".join(f"{name}://" for name in _OPENERS if name)
         raise ConfigurationError(
@@ -49,6 +52,19 @@ def open_backend(url: str, **knobs: Any) -> Backend:
         )
     address, in_url = _without_knobs(url)
     return opener(address, {**knobs, **_merged(in_url, knobs)})
+
+
+def _plugged_in(kind: str) -> Callable[[str, dict[str, Any]], Backend] | None:
+    """Find a store that another package brings: an entry point in the group `pglease.backends`, named like its scheme.
+
+    It is called with the address, without our own parameters in its query, and with those as a dictionary.
+    """
+    from importlib.metadata import entry_points
+
+    for found in entry_points(group=PLUGS, name=kind):
+        opener: Callable[[str, dict[str, Any]], Backend] = found.load()
+        return opener
+    return None
 
 
 def _merged(in_url: Mapping[str, Any], knobs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,8 +1,9 @@
-"""The parts of the README that the product writes itself. `python -m tests.support.readme` writes them."""
+"""The tables that the product writes itself, in README and docs. `python -m tests.support.readme` writes them."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 from pglease.backends.base import Traits
@@ -15,6 +16,8 @@ from pglease.backends.sqlite import SQLiteBackend
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
+BACKENDS = ROOT / "docs" / "backends.md"
+PAGES = (README, BACKENDS)
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 STORES = (
     (PostgresBackend("postgresql://localhost"), "`postgresql://…`"),
@@ -24,7 +27,7 @@ STORES = (
         "`redis://…`, `rediss://…`, `valkey://…`, `redis+sentinel://…` ([page](docs/redis.md))",
     ),
     (KubernetesBackend, "`kubernetes://namespace`"),
-    (SQLiteBackend("leases.db"), "`sqlite:///file`"),
+    (SQLiteBackend("leases.db"), "`sqlite:///file` ([page](docs/sqlite.md))"),
     (MemoryBackend(), "`memory://`"),
 )
 
@@ -40,6 +43,19 @@ def _store(traits: Traits, address: str) -> str:
     return f"| {traits.kind} | {address} | {traits.clock} | {traits.shared_by} | {durable} | {traits.caveat} |"
 
 
+def traits() -> str:
+    """Return the table of everything that the stores' traits say."""
+    names = [field.name for field in fields(Traits) if field.name not in {"kind", "caveat"}]
+    head = "| | " + " | ".join(store.traits.kind for store, _ in STORES) + " |\n|---" + "|---" * len(STORES) + "|"
+    return "\n".join([head, *(_trait(name) for name in names)])
+
+
+def _trait(name: str) -> str:
+    said = [getattr(store.traits, name) for store, _ in STORES]
+    words = ["yes" if each is True else "no" if each is False else each for each in said]
+    return f"| {name.replace('_', ' ')} | {' | '.join(words)} |"
+
+
 def figures() -> str:
     """Return the ratios that the last `make bench` wrote down."""
     ratios: dict[str, dict[str, str]] = {}
@@ -52,13 +68,14 @@ def figures() -> str:
 
 
 def written(text: str) -> str:
-    """Return the README with both parts as they should be."""
-    for part, table in (("stores", stores()), ("figures", figures())):
+    """Return a page with those parts as they should be."""
+    for part, table in (("stores", stores()), ("traits", traits()), ("figures", figures())):
         text = re.sub(
-            rf"(<!-- {part}:[^\n]*-->\n).*?(\n<!-- /{part} -->)", rf"\g<1>{table}\g<2>", text, flags=re.DOTALL
+            rf"(<!-- {part}:[^\n]*-->\n).*?(<!-- /{part} -->)", rf"\g<1>{table}\n\g<2>", text, flags=re.DOTALL
         )
     return text
 
 
 if __name__ == "__main__":
-    README.write_text(written(README.read_text("utf-8")), "utf-8")
+    for page in PAGES:
+        page.write_text(written(page.read_text("utf-8")), "utf-8")
