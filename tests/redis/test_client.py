@@ -99,25 +99,51 @@ def test_a_waiter_that_waits_in_vain_says_who_has_it(leases, rival):
         rival.wait_for_lease("job", timeout=0.3)
 
 
-def test_many_waiters_use_few_connections_and_all_are_served(fresh):
-    server = fresh()
-    served = []
-    with PGLease(server.url) as holder, PGLease(server.url) as leases:
+def test_two_hundred_waiters_share_one_ear_and_a_few_connections_and_all_are_served(fresh):
+    server, served, failed = fresh(), [], []
+    with PGLease(server.url) as holder, PGLease(server.url, pool_size=3) as leases:
         holder.try_acquire("job", ttl=60)
 
         def wait():
-            with leases.acquire("job", ttl=30, wait=60) as lease:
-                served.append(lease.fencing_token)
+            try:
+                with leases.acquire("job", ttl=30, wait=90) as lease:
+                    served.append(lease.fencing_token)
+            except Exception as error:
+                failed.append(error)
 
-        threads = [threading.Thread(target=wait) for _ in range(60)]
+        threads = [threading.Thread(target=wait) for _ in range(200)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: threading.active_count() > 60, 20)
+        wait_until(lambda: listeners(server) == 1, 30)
+        wait_until(lambda: b"marked_until" in server.execute("HKEYS", "pglease:1:{job}:lease"), 30)
         connections = server.execute("CLIENT", "LIST").decode().count("name=pglease")
         holder.release("job")
         for thread in threads:
-            thread.join(90)
+            thread.join(100)
 
-    assert connections <= 4 + 1 + 4 + 1 + 1
-    assert served == sorted(served)
-    assert len(served) == 60
+    assert failed == []
+    assert connections <= (4 + 1) + (3 + 1 + 1)
+    assert served == list(range(2, 202))
+
+
+def listeners(server):
+    return server.execute("CLIENT", "LIST").decode().count("sub=1")
+
+
+@pytest.mark.parametrize("fair", [False, True])
+def test_a_waiter_is_woken_by_the_release_and_not_by_the_clock(valkey, leases, rival, fair):
+    hold = leases.wait_for_lease("job", ttl=60)
+    took = []
+
+    def wait():
+        with rival.acquire("job", ttl=60, wait=60, fair=fair):
+            took.append(released.seconds)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    wait_until(lambda: valkey.execute("HEXISTS", "pglease:1:{job}:lease", "marked_until"), 20)
+    released = Stopwatch()
+    hold.release()
+    waiting.join(60)
+
+    assert took[0] < 5
