@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -246,9 +246,9 @@ def hear(): return sys.stdin.readline().strip()
 class Child:
     """A Python process that answers line by line. `dsn`, `say` and `hear` are there for its script."""
 
-    def __init__(self, script: str, *arguments: str, first: str = "") -> None:
+    def __init__(self, script: str, *arguments: str, first: str = "", prefix: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", first + _PRELUDE + script, *arguments],
+            [*prefix, sys.executable, "-W", "error", "-c", first + _PRELUDE + script, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -284,6 +284,11 @@ class Child:
         _, errors = self.process.communicate(timeout=within)
         return self.process.returncode, errors
 
+    def bury(self, within: float = 10.0) -> None:
+        """Kill it, whatever it does."""
+        self.process.kill()
+        self.process.communicate(timeout=within)
+
 
 @contextmanager
 def child(script: str, *arguments: str, first: str = "") -> Iterator[Child]:
@@ -292,5 +297,4 @@ def child(script: str, *arguments: str, first: str = "") -> Iterator[Child]:
     try:
         yield process
     finally:
-        process.process.kill()
-        process.process.communicate(timeout=10)
+        process.bury()
