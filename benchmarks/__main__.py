@@ -20,7 +20,7 @@ from pathlib import Path
 import psycopg
 
 import pglease
-from benchmarks import on_redis
+from benchmarks import on_hybrid, on_redis
 from benchmarks.side_by_side import Timing, side_by_side
 from pglease.backends.postgres_connections import OURS_ALONE
 from pglease.backends.postgres_sql import Statements
@@ -169,15 +169,17 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=1500, help="calls of each kind in a run (default 1500)")
     parser.add_argument("--runs", type=int, default=5, help="runs (default 5)")
+    parser.add_argument("--deaths", type=int, default=50, help="holders that are killed (default 50)")
     parser.add_argument("--write", action="store_true", help="write benchmarks/RESULTS.md")
     asked = parser.parse_args(arguments)
     figures = measure(asked.rounds, asked.runs)
     on_valkey, valkey_kept = on_redis.section(asked.rounds, asked.runs)
-    text = report(figures) + on_valkey
+    on_death, death_kept = on_hybrid.section(asked.deaths)
+    text = report(figures) + on_valkey + on_death
     sys.stdout.write(text)
     if asked.write:
         RESULTS.write_text(text, encoding="utf-8")
-    return 0 if valkey_kept and all(figure.kept for figure in figures) else 1
+    return 0 if valkey_kept and death_kept and all(figure.kept for figure in figures) else 1
 
 
 if __name__ == "__main__":

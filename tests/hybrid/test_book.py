@@ -36,6 +36,14 @@ def test_one_session_carries_many_leases_each_locked_once(dsn: str) -> None:
         wait_until(lambda: advisory_locks(dsn) == [])
 
 
+def test_a_name_that_was_given_back_is_bound_again_at_once(dsn: str) -> None:
+    with stores(dsn, 1) as (backend,):
+        for _ in range(5):
+            _, lease_id = grant(backend, "job")
+            assert mark_of(dsn, "job") == pid_of(backend)
+            backend.release("job", lease_id, budget())
+
+
 def test_refused_tries_leave_no_lock(dsn: str) -> None:
     with clients(dsn, "holder", "rival") as (holder, rival), PGLease(dsn) as plain:
         holder.try_acquire("bound", ttl=60)

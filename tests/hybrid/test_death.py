@@ -12,9 +12,11 @@ from contextlib import ExitStack
 import pytest
 
 from pglease import LeaseLostError, PGLease
+from pglease.backends import hybrid_keeper
 from pglease.handles import HeldLease
+from pglease.records import Granted, Request
 from tests.support.hybrid import clients, end, end_session_of, hybrid, is_bound, mark_of, pid_of, stores
-from tests.support.worlds import Stopwatch, ask, budget, child, execute, grant, wait_until
+from tests.support.worlds import Stopwatch, always, ask, budget, child, execute, expire, grant, wait_until
 
 HOLDER = """
 leases = PGLease("hybrid+" + dsn, owner_id="holder")
@@ -198,20 +200,35 @@ def test_the_next_holder_of_a_stopped_one_is_protected_by_its_own_death(dsn: str
         assert lease.fencing_token == 3
 
 
-def test_a_lapsed_hold_does_not_cost_its_session_the_leases_that_run(dsn: str) -> None:
+def test_a_lapsed_hold_does_not_cost_its_session_the_leases_that_run(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hybrid_keeper, "_SWEEP_EVERY", 3600.0)  # as if it stood still: it keeps the lock
     with stores(dsn, 2) as (busy, rival):
-        running, lease_id = grant(busy, "running", 60)
-        grant(busy, "lapsed", 0.3)
+        _, lease_id = grant(busy, "running", 60)
+        grant(busy, "lapsed", 60)
+        expire(dsn, "lapsed")
         pid = pid_of(busy)
-        wait_until(lambda: execute(dsn, "SELECT 1 FROM pglease_leases WHERE expires_at < clock_timestamp()") != [])
 
         grant(rival, "lapsed", 60)
+        always(lambda: busy._keeper._session is not None and mark_of(dsn, "lapsed") is None, seconds=1.5)
+        assert pid_of(busy) == pid
+
+        busy.release("running", lease_id, budget())
+        busy.close()
         wait_until(lambda: is_bound(dsn, "lapsed"), within=10)
 
-        assert pid_of(busy) == pid
-        assert mark_of(dsn, "running") == pid
-        assert busy.release("running", lease_id, budget()).__class__.__name__ == "Released"
-        assert running.fencing_token == 1
+
+def test_a_retry_of_a_grant_whose_session_died_meanwhile_has_a_bond_of_its_own(dsn: str) -> None:
+    with stores(dsn, 1) as (backend,):
+        lease, lease_id = grant(backend, "job")
+        end_session_of(dsn, "job")
+
+        again = backend.try_acquire(Request("job", "somebody", lease_id, 60), budget())
+
+        assert isinstance(again, Granted)
+        assert again.lease.fencing_token == lease.fencing_token
+        assert again.bond is not None
+        assert again.bond.loss is None
+        assert mark_of(dsn, "job") == pid_of(backend)
 
 
 def test_a_release_into_min_hold_is_waited_for_though_the_session_dies(dsn: str) -> None:

@@ -8,8 +8,9 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from pglease import PGLease
+from pglease import PGLease, clock
 from pglease.backends.hybrid import HybridPostgresBackend
+from pglease.backends.hybrid_session import SessionDied
 from pglease.handles import HeldLease
 from pglease.testing.local_postgres import LocalPostgres
 from pglease.testing.proxy import Proxy
@@ -103,3 +104,17 @@ def test_a_strict_holder_believes_for_less_than_the_handover_delay_and_any_other
 
     assert backend._keeper._silence < 4
     assert HybridPostgresBackend("postgresql://localhost/db")._keeper._silence == float("inf")
+
+
+def test_an_answer_that_comes_after_its_time_revives_nothing(dsn: str) -> None:
+    with closing(client(dsn, strict=True)) as holder:
+        held_by(holder)
+        assert isinstance(holder.backend, HybridPostgresBackend)
+        session = holder.backend._keeper._session
+        assert session is not None
+
+        session.until = clock.now() - 0.001
+        with pytest.raises(SessionDied, match="silent"):
+            session._answered(clock.now())
+
+        assert session.until < clock.now()
