@@ -23,6 +23,7 @@ from pglease.backends.hybrid_sql import LOCKS_IN_USE, MARKING, HybridStatements,
 from pglease.backends.postgres import BUSY_RETRY_AFTER, TRAITS, PostgresBackend, lease_in
 from pglease.backends.postgres_connections import OwnConnections
 from pglease.backends.postgres_sql import Statements
+from pglease.backends.postgres_waiting import reserved
 from pglease.errors import BackendClosed, BackendError, BackendUnavailable, ConfigurationError
 from pglease.records import Gone, Granted, Held, Lease, Refused, ReleaseOutcome, Renewal, RenewalOutcome, Request
 from pglease.schema import PROTOCOL
@@ -159,8 +160,9 @@ class HybridPostgresBackend(PostgresBackend):
         rows = self._once(lambda link, _: link.rows(glance, params), budget)
         if not rows:
             return None
-        *record, lease_id, pid, started = rows[0]
-        return _Seen(record[0], lease_in(tuple(record)), lease_id, None if pid is None else Mark(pid, started))
+        *record, queued, lease_id, pid, started = rows[0]
+        mark = None if pid is None else Mark(pid, started)
+        return _Seen(record[0], lease_in(tuple(record)), lease_id, mark, queued)
 
     def _recognised(self, answer: Granted, seat: Seat, budget: Budget) -> Granted:
         """Make the mark of our own earlier grant say how things stand now; whatever it says was said by that try."""
@@ -182,6 +184,8 @@ class HybridPostgresBackend(PostgresBackend):
         if seen.mark is None:
             return Refused(seen.lease, left)
         refused = Refused(seen.lease, left, look_every=LOOK_EVERY)
+        if seen.queued and self._once(lambda link, sql: reserved(link, sql, request), budget) is not None:
+            return refused  # the lock would be in the way of whoever is at the head
         if not self._keeper.lock(seat, budget) or budget.left() <= self._delay:
             return refused
         return self._take_over(request, seat, seen, budget) or refused
@@ -292,12 +296,14 @@ class _Seen:
         lease: the record.
         lease_id: of the hold; None when it was given back.
         mark: the session it is bound to.
+        queued: whether somebody may stand in the queue for the name.
     """
 
     verdict: str
     lease: Lease
     lease_id: str | None
     mark: Mark | None
+    queued: bool
 
     @property
     def runs(self) -> bool:

@@ -31,9 +31,9 @@ FORFEIT = """(l.lease_id = %(rival_id)s::uuid AND l.session_pid = %(rival_pid)s:
          AND l.session_started = %(rival_started)s::timestamptz)"""
 """The hold that was seen before, bound to the session that it was bound to before."""
 
-# A look that also tells whose session the holder is bound to.
+# A look that also tells whose session the holder is bound to, and whether somebody may stand in the queue.
 _GLANCE = """
-SELECT {record}, lease_id::text AS lease_id, session_pid,
+SELECT {record}, coalesce(queued_until > seen_at, false) AS queued, lease_id::text AS lease_id, session_pid,
        pg_catalog.to_char(session_started AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS session_started
 FROM (
   SELECT {judged} AS verdict, seen.* FROM (

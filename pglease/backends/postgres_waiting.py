@@ -125,12 +125,12 @@ def in_turn(
     Returns:
         the answer; None when somebody has locked the row.
     """
-    if (refused := _reserved(link, sql, request)) is not None:
+    if (refused := reserved(link, sql, request)) is not None:
         return refused
     with link.transaction():
         if not link.rows(sql.turn_lock, {"name": request.name}):
             return None
-        if (refused := _reserved(link, sql, request)) is not None:
+        if (refused := reserved(link, sql, request)) is not None:
             return refused
         answer = ask({**params, "in_turn": True})
         if request.ticket_id is not None and not isinstance(answer, Refused):
@@ -138,7 +138,8 @@ def in_turn(
         return answer
 
 
-def _reserved(link: Link, sql: Statements, request: Request) -> Refused | None:
+def reserved(link: Link, sql: Statements, request: Request) -> Refused | None:
+    """Refuse whoever is not at the head of the queue; None when that is `request`, or nobody queues."""
     rows = link.rows(sql.head, {"name": request.name, "ticket_id": request.ticket_id})
     if not rows or rows[0][0]:
         return None

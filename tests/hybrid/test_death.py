@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
@@ -74,6 +75,36 @@ def test_a_waiter_that_was_there_before_the_death_succeeds_as_soon(dsn: str, hei
         waiter.join(30)
 
     assert found[0] - killed_at < SOON
+
+
+def _queue_has(dsn: str, length: int) -> bool:
+    return execute(dsn, "SELECT count(*) FROM pglease_leases_tickets") == [(length,)]
+
+
+def test_those_who_queue_for_a_dead_holders_name_are_served_in_their_order(dsn: str) -> None:
+    served: list[str] = []
+    with child(HOLDER, dsn, "job", "60") as process, clients(dsn, *"abcde") as crowd:
+        process.hear()
+        wait_until(lambda: is_bound(dsn, "job"))
+
+        def wait(client: PGLease) -> None:
+            with client.acquire("job", ttl=60, wait=60, fair=True):
+                served.append(client.owner_id)
+
+        threads = []
+        for place, client in enumerate(crowd, 1):
+            threads.append(threading.Thread(target=wait, args=(client,)))
+            threads[-1].start()
+            wait_until(partial(_queue_has, dsn, place), within=10)
+        watch = Stopwatch()
+        process.send(signal.SIGKILL)
+        wait_until(lambda: served, within=30)
+        took = watch.seconds
+        for thread in threads:
+            thread.join(30)
+
+    assert served == list("abcde")
+    assert took < SOON
 
 
 def test_a_forked_child_that_lives_on_keeps_nothing_of_its_parents(dsn: str, heir: PGLease) -> None:
