@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.matrix, pytest.mark.xdist_group("hybrid contract")]
 class HybridHarness(PostgresHarness):
     """The same table; each client has a session besides."""
 
-    model_runs = 40
+    model_runs = 20
 
     def open(self) -> Backend:
         return HybridPostgresBackend(self._server.dsn)
