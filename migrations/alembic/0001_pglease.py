@@ -30,6 +30,7 @@ DECLARE
     live bigint := 0;
     old_floor bigint;
     new_floor bigint;
+    present_lineage text;
 BEGIN
     -- One at a time: IF NOT EXISTS is check-then-create, and of two that start at once one would fail.
     PERFORM pg_catalog.pg_advisory_xact_lock(5784230157903120741);
@@ -95,12 +96,14 @@ BEGIN
             one         boolean PRIMARY KEY DEFAULT true CHECK (one),
             version     integer NOT NULL,
             protocol    integer NOT NULL,
-            token_floor bigint NOT NULL DEFAULT 0
+            token_floor bigint NOT NULL DEFAULT 0,  -- its upper half is the epoch
+            lineage     text,  -- the server that granted last; on another one a new epoch begins
+            quarantined_until timestamptz  -- nothing is granted before that, since a new epoch began
         );
         COMMENT ON TABLE "pglease_leases_meta" IS 'pglease: version mark, and the token that new names start above';
     ELSIF (SELECT count(*) FROM pg_catalog.pg_attribute a
            WHERE a.attrelid = pg_catalog.to_regclass('"pglease_leases_meta"') AND NOT a.attisdropped
-             AND a.attname IN ('one', 'version', 'protocol', 'token_floor')) <> 4 THEN
+             AND a.attname IN ('one', 'version', 'protocol', 'token_floor', 'lineage', 'quarantined_until')) <> 6 THEN
         RAISE EXCEPTION USING ERRCODE = '55000',
             MESSAGE = 'the table pglease_leases_meta is not ours; nothing was changed',
             HINT = 'choose another table_name or schema';
@@ -136,9 +139,23 @@ BEGIN
     ELSE
         new_floor := old_floor;
     END IF;
-    INSERT INTO "pglease_leases_meta" AS m (version, protocol, token_floor) VALUES (1, 1, new_floor)
-        ON CONFLICT (one) DO UPDATE SET token_floor = excluded.token_floor, version = greatest(m.version, 1)
-        WHERE (m.token_floor, m.version) IS DISTINCT FROM (excluded.token_floor, greatest(m.version, 1));
+    BEGIN
+        present_lineage := (
+          SELECT pg_catalog.concat_ws('/', c.system_identifier,
+            pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8),
+            d.oid, '"pglease_leases"'::pg_catalog.regclass::pg_catalog.oid)
+          FROM pg_catalog.pg_control_system() c, pg_catalog.pg_database d
+          WHERE d.datname = pg_catalog.current_database());
+    EXCEPTION WHEN OTHERS THEN
+        present_lineage := NULL;  -- the server cannot tell, or not to this role
+    END;
+    INSERT INTO "pglease_leases_meta" AS m (version, protocol, token_floor, lineage)
+        VALUES (1, 1, new_floor, present_lineage)
+        -- Never lower: a cleanup beside us may have raised it since it was read.
+        ON CONFLICT (one) DO UPDATE SET token_floor = greatest(m.token_floor, excluded.token_floor),
+            lineage = CASE WHEN m.token_floor < excluded.token_floor THEN excluded.lineage ELSE m.lineage END,
+            version = greatest(m.version, 1)
+        WHERE m.token_floor < excluded.token_floor OR m.version < 1;
 
     IF is_published THEN
         ALTER TABLE "pglease_leases"

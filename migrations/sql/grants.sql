@@ -1,6 +1,6 @@
--- acquire, renew, release
+-- acquire, renew, release; a new epoch after a failover
 GRANT SELECT, INSERT, UPDATE ON "pglease_leases" TO "pglease_app";
-GRANT SELECT ON "pglease_leases_meta" TO "pglease_app";
+GRANT SELECT, UPDATE (token_floor, lineage, quarantined_until) ON "pglease_leases_meta" TO "pglease_app";
 GRANT SELECT, INSERT, UPDATE, DELETE ON "pglease_leases_tickets" TO "pglease_app";
 
 -- guard other tables inside its own transactions

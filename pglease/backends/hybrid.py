@@ -20,8 +20,10 @@ from pglease.backends.base import Budget
 from pglease.backends.hybrid_keeper import Keeper, Seat, who
 from pglease.backends.hybrid_session import CLIENT_SETTINGS, Mark, Session, pooler_in_between
 from pglease.backends.hybrid_sql import LOCKS_IN_USE, MARKING, HybridStatements, key_of
-from pglease.backends.postgres import BUSY_RETRY_AFTER, TRAITS, PostgresBackend, lease_in
+from pglease.backends.postgres import TRAITS, PostgresBackend
+from pglease.backends.postgres_asking import BUSY_RETRY_AFTER
 from pglease.backends.postgres_connections import OwnConnections
+from pglease.backends.postgres_rows import lease_in
 from pglease.backends.postgres_sql import Statements
 from pglease.backends.postgres_waiting import reserved
 from pglease.errors import BackendClosed, BackendError, BackendUnavailable, ConfigurationError
@@ -142,10 +144,10 @@ class HybridPostgresBackend(PostgresBackend):
             if not self._keeper.lock(seat, budget):
                 seen = seen or self._glance(request, budget)
                 seat.rival = seen.mark if seen is not None and not seen.runs else None
-            answer = self._once(lambda link, sql: self._ask(link, sql, request, **_mark(seat)), budget)
+            answer = self._once(lambda link, sql: self._ask(link, sql, request, budget, **_mark(seat)), budget)
             if isinstance(answer, Granted):
                 return answer if _is_fresh(answer.lease) else self._recognised(answer, seat, budget)
-            if answer.lease is None or answer.retry_after <= BUSY_RETRY_AFTER:
+            if answer.lease is None or answer.retry_after <= BUSY_RETRY_AFTER or answer.lease.is_expired():
                 return answer
             seen = self._glance(request, budget)
         if seen is None or not seen.runs:
@@ -200,7 +202,9 @@ class HybridPostgresBackend(PostgresBackend):
             raise BackendUnavailable("the session died during a takeover")
         rival = {"rival_id": seen.lease_id, "rival_pid": seen.mark.pid, "rival_started": seen.mark.started}
         statements = self._hybrid.take_over
-        answer = self._once(lambda link, _: self._ask(link, statements, request, **_mark(seat), **rival), budget)
+        answer = self._once(
+            lambda link, _: self._ask(link, statements, request, budget, **_mark(seat), **rival), budget
+        )
         return answer if isinstance(answer, Granted) else None
 
     # -- keeping and leaving -------------------------------------------------------------------------------------------
@@ -251,10 +255,11 @@ class HybridPostgresBackend(PostgresBackend):
             self._keeper.ping(budget)
         self._keeper.accept(budget)
 
-    def _rendered(self) -> Statements:
-        self._hybrid = HybridStatements.of(self._names, PROTOCOL, notify=self._listening.wanted)
+    def _rendered(self, *, lineage: bool) -> Statements:
+        notify = self._listening.wanted
+        self._hybrid = HybridStatements.of(self._names, PROTOCOL, lineage=lineage, notify=notify)
         self._keeper.errands = self._hybrid.errands
-        return Statements.of(self._names, PROTOCOL, marking=MARKING, notify=self._listening.wanted)
+        return Statements.of(self._names, PROTOCOL, lineage=lineage, marking=MARKING, notify=notify)
 
     def close(self) -> None:
         """See `Backend.close`. Holds that are left become plain ones."""

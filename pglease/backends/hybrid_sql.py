@@ -87,15 +87,16 @@ class HybridStatements:
     errands: Errands
 
     @classmethod
-    def of(cls, names: TableNames, protocol: int, *, notify: bool = True) -> HybridStatements:
-        """Render for the tables in `names`, whose schema must be known by now; `notify` is whether waiters are told."""
+    def of(cls, names: TableNames, protocol: int, *, lineage: bool = True, notify: bool = True) -> HybridStatements:
+        """Render for the tables in `names`; see `Statements.of`."""
         glance = _GLANCE.format(leases=names.leases, record=RECORD.format(verdict="verdict"), judged=VERDICT)
         errands = Errands(
             tie=_TIE.format(leases=names.leases, session_pid=_PID, session_started=_STARTED),
             untie=_TIE.format(leases=names.leases, session_pid="NULL", session_started="NULL"),
             end=_END.format(leases=names.leases),
         )
-        take_over = Statements.of(names, protocol, marking=replace(MARKING, forfeit=FORFEIT), notify=notify)
+        forfeiting = replace(MARKING, forfeit=FORFEIT)
+        take_over = Statements.of(names, protocol, lineage=lineage, marking=forfeiting, notify=notify)
         return cls(take_over, glance, errands)
 
 

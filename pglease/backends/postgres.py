@@ -14,9 +14,9 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from datetime import UTC, datetime
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tenacity
@@ -24,10 +24,13 @@ import tenacity
 from pglease import clock, forks, options
 from pglease.backends import postgres_fencing, postgres_guard, postgres_schema, postgres_waiting
 from pglease.backends.base import Budget, Fence, Guard, ParamStyle, Traits
+from pglease.backends.postgres_asking import BUSY_RETRY_AFTER, ask
 from pglease.backends.postgres_connections import BorrowedConnections, Connections, OwnConnections
 from pglease.backends.postgres_dsn import Dsn
-from pglease.backends.postgres_errors import INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
+from pglease.backends.postgres_epochs import Lineage, Quarantine, ask_lineage, raise_epoch
+from pglease.backends.postgres_errors import INSUFFICIENT_PRIVILEGE, UNDEFINED_TABLE
 from pglease.backends.postgres_link import Link, Row
+from pglease.backends.postgres_rows import answer_in, lease_in
 from pglease.backends.postgres_sql import Statements
 from pglease.backends.postgres_waiting import Listening
 from pglease.errors import BackendClosed, BackendError, BackendMisconfigured, BackendUnavailable
@@ -70,16 +73,10 @@ TRAITS = Traits(
     wakes_waiters=True,
     fair=True,
     transactional_fencing=True,
+    token_survives_loss=True,
     slots=True,
 )
-BUSY_RETRY_AFTER = 0.05
-"""Seconds after which a row that somebody had locked is worth another look."""
-_COLLISION_PAUSES = (0.0, 0.001, 0.004, 0.016, 0.08)
-"""How long the loser of a dead heat waits for the winner's commit, to learn who won. Nearly always the first look is
-enough; the last ones are for a machine with more processes than it can run. Beside a lapsed row that a guard has, they
-are spent."""
 _REMEMBERED = 4096
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _REASONS: dict[str, LossReason] = {"taken": "taken", "deleted": "deleted", "ended": "forced", "expired": "expired"}
 
 
@@ -97,6 +94,10 @@ class PostgresBackend:
         pool_size: how many conversations may go on at once; one more connection is kept for renewals.
         notify: whether waiters are woken by NOTIFY, which costs one more connection while somebody waits or watches
             through this client. False: this client wakes nobody and looks on its own; say it to all clients alike.
+        failover_quarantine: seconds (or "5m") during which nothing is granted once a failover or a restore was noticed:
+            holders of leases that the new server has never heard of may still act on them. At least the longest ttl in
+            use; True takes the longest one in the table, at least 60. Default False. Say the same in every client: the
+            first that asks for a lease decides, and all keep to it.
 
     Building it connects to nothing.
 
@@ -105,6 +106,7 @@ class PostgresBackend:
     """
 
     traits = TRAITS
+    """`token_survives_loss` turns false at the first use of a server that cannot tell its timeline."""
 
     def __init__(
         self,
@@ -116,6 +118,7 @@ class PostgresBackend:
         connect_timeout: options.Duration = 10,
         pool_size: int = 4,
         notify: bool = True,
+        failover_quarantine: bool | options.Duration = False,
     ) -> None:
         with options.all_problems() as problems:
             dsn = problems.check(Dsn, url)
@@ -124,14 +127,24 @@ class PostgresBackend:
             names = problems.check(table_names, table_name, schema)
             create = problems.check(options.flag, auto_initialize, "auto_initialize")
             wakes = problems.check(options.flag, notify, "notify")
+            quarantine = problems.check(Quarantine.of, failover_quarantine)
         own = OwnConnections(dsn, pool_size=size, connect_timeout=timeout)
-        self._begin(own, names, auto_initialize=create, notify=wakes)
+        self._begin(own, names, auto_initialize=create, notify=wakes, quarantine=quarantine)
 
-    def _begin(self, connections: Connections, names: TableNames, *, auto_initialize: bool, notify: bool) -> None:
+    def _begin(
+        self,
+        connections: Connections,
+        names: TableNames,
+        *,
+        auto_initialize: bool,
+        notify: bool,
+        quarantine: Quarantine,
+    ) -> None:
         self.connections = connections
         self._listening = Listening(connections, wanted=notify)
         self._names = names
         self._auto_initialize = auto_initialize
+        self._quarantine = quarantine
         self._statements: Statements | None = None
         self._known_held: dict[str, float] = {}
         self._whereabouts = postgres_fencing.Whereabouts(self._look_around)
@@ -151,6 +164,7 @@ class PostgresBackend:
         schema: str | None = None,
         auto_initialize: bool = True,
         notify: bool = True,
+        failover_quarantine: bool | options.Duration = False,
     ) -> PostgresBackend:
         """Use connections that the application lends.
 
@@ -172,10 +186,13 @@ class PostgresBackend:
             raise options.ConfigurationError(f"factory must be callable, not {factory!r}")
         backend = cls.__new__(cls)
         names = table_names(table_name, schema)
+        quarantine = Quarantine.of(failover_quarantine)
         log.warning(
             "pglease renews its leases on the application's own connections: when all are in use, leases are lost"
         )
-        backend._begin(BorrowedConnections(factory), names, auto_initialize=auto_initialize, notify=notify)
+        backend._begin(
+            BorrowedConnections(factory), names, auto_initialize=auto_initialize, notify=notify, quarantine=quarantine
+        )
         return backend
 
     @classmethod
@@ -205,7 +222,7 @@ class PostgresBackend:
         answer = None if until is None else self._look(request, until, budget)
         if answer is not None:
             return answer
-        answer = self._converse(lambda link, sql: self._ask(link, sql, request), budget)
+        answer = self._converse(lambda link, sql: self._ask(link, sql, request, budget), budget)
         if isinstance(answer, Refused) and answer.retry_after > BUSY_RETRY_AFTER:
             self._remember(request.name, clock.now() + answer.retry_after)
         return answer
@@ -214,7 +231,7 @@ class PostgresBackend:
         """Look without asking when the last answer said that the name is held for longer: the common case of losing."""
         if until > clock.now():
             params = {"name": request.name, "lease_id": request.lease_id}
-            answer = _answer(self._converse(lambda link, sql: link.rows(sql.look, params), budget))
+            answer = answer_in(self._converse(lambda link, sql: link.rows(sql.look, params), budget))
             if answer is not None:
                 return answer
         self._known_held.pop(request.name, None)
@@ -225,7 +242,7 @@ class PostgresBackend:
             self._known_held.clear()
         self._known_held[name] = until
 
-    def _ask(self, link: Link, sql: Statements, request: Request, **more: Any) -> Granted | Refused:
+    def _ask(self, link: Link, sql: Statements, request: Request, budget: Budget, **more: Any) -> Granted | Refused:
         params = more | {
             "name": request.name,
             "owner": request.owner_id,
@@ -234,43 +251,7 @@ class PostgresBackend:
             "metadata": json.dumps(dict(request.metadata), ensure_ascii=False) if request.metadata else None,
             "in_turn": False,
         }
-        try:
-            rows = link.rows(sql.try_acquire, params)
-        except Exception as error:
-            if sqlstate(error) != LOCK_NOT_AVAILABLE:
-                raise
-            rows = []  # somebody's uncommitted insert of this very name
-        answer = _answer(rows)
-        if answer is None and rows and rows[0][0] == "queued":
-
-            def ask(asked: Mapping[str, Any]) -> Granted | Refused | None:
-                return _answer(link.rows(sql.try_acquire, asked))
-
-            answer = postgres_waiting.in_turn(link, sql, request, params, ask)
-        return answer or self._collided(link, sql, request)
-
-    def _collided(self, link: Link, sql: Statements, request: Request) -> Granted | Refused:
-        """Learn who won: somebody has the row locked, or made it in the same instant."""
-        rows: list[Row] = []
-        for pause in _COLLISION_PAUSES:
-            if pause and self._closing.wait(pause):
-                break
-            rows = link.rows(sql.look, {"name": request.name, "lease_id": request.lease_id})
-            if (answer := _answer(rows)) is not None:
-                return answer
-        if not rows:
-            self._refuse_unknown_protocol(link)
-        return Refused(lease_in(rows[0]) if rows else None, BUSY_RETRY_AFTER)
-
-    def _refuse_unknown_protocol(self, link: Link) -> None:
-        """Tell a rival who has not committed yet from a wrong mark: a new name was not granted and nobody has it."""
-        if self._names.schema is not None:
-            marks = link.rows(f"SELECT protocol FROM {self._names.meta}")  # noqa: S608  # checked and quoted identifiers
-            if marks != [(PROTOCOL,)]:
-                raise BackendMisconfigured(
-                    f"{self._names.leases} has protocol {[mark[0] for mark in marks]}, this pglease speaks {PROTOCOL}: "
-                    "upgrade pglease, or run `pglease schema apply`"
-                )
+        return ask(link, sql, request, params, budget, quarantine=self._quarantine, pause=self._closing.wait)
 
     def renew(self, renewals: Sequence[Renewal], budget: Budget) -> builtins.list[RenewalOutcome]:
         """See `Backend.renew`. Uses the connection that is kept for renewals."""
@@ -452,13 +433,24 @@ class PostgresBackend:
             if self._statements is None:
                 with self.connections.lend(budget) as link:
                     self._names = postgres_schema.ensure(link, self._names, create=self._auto_initialize)
-                self._statements = self._rendered()
+                    lineage = ask_lineage(link, self._names)
+                self._note(lineage)
+                self._statements = self._rendered(lineage=not lineage.untold)
             return self._statements
         finally:
             self._settling.release()
 
-    def _rendered(self) -> Statements:
-        return Statements.of(self._names, PROTOCOL, notify=self._listening.wanted)
+    def _rendered(self, *, lineage: bool) -> Statements:
+        return Statements.of(self._names, PROTOCOL, lineage=lineage, notify=self._listening.wanted)
+
+    def _note(self, lineage: Lineage) -> None:
+        self.traits = replace(type(self).traits, token_survives_loss=not lineage.untold)
+        if lineage.untold:
+            log.warning(
+                "the server cannot tell its timeline (%s): run `pglease bump-epoch` after a failover or a restore, or "
+                "fencing tokens are granted twice",
+                lineage.untold,
+            )
 
     def forget(self) -> None:
         """See `Backend.forget`."""
@@ -503,6 +495,26 @@ class PostgresBackend:
         with self.connections.lend(self._budget(timeout)) as link:
             return postgres_schema.diff(link, self._names)
 
+    def bump_epoch(self, *, quarantine: options.Duration | None = None, timeout: float = 30.0) -> int:
+        """Let tokens go on in a new epoch, above all that were ever granted; return its number.
+
+        For what the server cannot tell by itself: a volume or a virtual machine that was set back, rows that were
+        deleted or copied back by hand, two replicas of one primary that were both promoted. Harmless otherwise.
+
+        Args:
+            quarantine: seconds (or "5m") during which nothing is granted from now on; default: the backend's
+                `failover_quarantine`.
+            timeout: seconds until it gives up.
+
+        Raises:
+            BackendMisconfigured: this role may not; or there are no epochs left, after two thousand million of them.
+        """
+        wanted = self._quarantine if quarantine is None else Quarantine.of(quarantine)
+        epoch = self._converse(lambda link, sql: _bumped(link, sql, wanted), self._budget(timeout))
+        if epoch is None:
+            raise BackendMisconfigured("there are no epochs left: the tokens of this table cannot rise any more")
+        return epoch
+
     def diagnose(self, *, timeout: float = 30.0) -> Iterator[Check]:
         """Yield one check after the other: what was found, and what to do about it."""
         from pglease.backends import postgres_doctor
@@ -523,41 +535,6 @@ class PostgresBackend:
 
 def _first(rows: list[Row]) -> Row | None:
     return rows[0] if rows else None
-
-
-def _answer(rows: list[Row]) -> Granted | Refused | None:
-    """Read a grant or a refusal; None when the name is free or about to be somebody's."""
-    for row in rows:
-        if row[0] == "granted":
-            return Granted(lease_in(row))
-        if row[0] == "held":
-            lease = lease_in(row)
-            return Refused(lease, lease.time_remaining())
-    return None
-
-
-def lease_in(row: Row) -> Lease:
-    """Read what `postgres_sql.RECORD` returns, `verdict` first."""
-    _, name, owner, token, transitions, metadata, acquired, heartbeat, expires, seen = row
-    attached = {} if metadata is None else _metadata(metadata)
-    read = datetime.fromtimestamp
-    try:
-        times = read(acquired, UTC), read(heartbeat, UTC), read(expires, UTC), read(seen, UTC)
-    except (OverflowError, ValueError):  # a row written by hand may say 'infinity'; reading it must not fail
-        times = _moment(acquired), _moment(heartbeat), _moment(expires), _moment(seen)
-    return Lease(name, owner, token, *times[:3], transitions, times[3], attached)
-
-
-def _moment(epoch: float) -> datetime:
-    try:
-        return datetime.fromtimestamp(epoch, UTC)
-    except (OverflowError, ValueError):  # a row written by hand may say 'infinity'; reading it must not fail
-        return datetime(9999, 12, 31, tzinfo=UTC) if epoch > 0 else datetime(1, 1, 1, tzinfo=UTC)
-
-
-def _metadata(written: str) -> dict[str, Any]:
-    read = json.loads(written)
-    return read if isinstance(read, dict) else {}
 
 
 def _over_for(verdict: str, lease: Lease) -> float:
@@ -616,6 +593,14 @@ def _unanswered(name: str, present: set[str]) -> RenewalOutcome:
     if name in present:
         return Unknown(BackendUnavailable(f"the row of {name!r} is locked by another session"))
     return Gone("deleted")
+
+
+def _bumped(link: Link, sql: Statements, quarantine: Quarantine) -> int | None:
+    """Raise the epoch while nobody grants: a grant that has read the old one would slip out after us."""
+    with link.transaction():
+        link.rows(sql.cleanup_lock)
+        link.script(sql.cleanup_table)
+        return raise_epoch(link, sql, quarantine, anyway=True)
 
 
 def _cleanup_batch(link: Link, sql: Statements, older_than: float) -> int:

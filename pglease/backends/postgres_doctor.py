@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pglease.backends.checks import Check
+from pglease.backends.postgres_epochs import Lineage, ask_lineage
 from pglease.backends.postgres_link import Link
-from pglease.backends.postgres_look import CHANGING, Finding, Look, findings, look
-from pglease.backends.postgres_schema import grant, quoted
+from pglease.backends.postgres_look import CHANGING, Finding, Look, Mark, findings, look
+from pglease.backends.postgres_schema import RAISING, grant, quoted
 from pglease.schema import TableNames
 
 Lend = Callable[[], AbstractContextManager[Link]]
@@ -139,6 +140,7 @@ def _at_the_bedside(link: Link, names: TableNames, ttl: float) -> Iterator[Check
         yield _failed("table", error, "")
         return
     yield from _about_tables(seen)
+    yield from _about_tokens(link, seen)
     yield from _about_use(link, server, seen)
 
 
@@ -271,6 +273,39 @@ def _about_tables(seen: Look) -> Iterator[Check]:
     if not indexes:
         yield Check("indexes", "ok", f"none on {', '.join(sorted(CHANGING))}")
     yield from _rights(seen)
+
+
+def _about_tokens(link: Link, seen: Look) -> Iterator[Check]:
+    """Say whether tokens would go on rising after a failover, and whether one was just seen."""
+    mark = seen.mark
+    if mark is None:
+        return
+    try:
+        lineage = ask_lineage(link, seen.names)
+    except Exception as error:  # noqa: BLE001  # whatever it is, a doctor reports it
+        yield _failed("tokens", error, "")
+        return
+    if mark.quarantined:
+        text = f"in quarantine after a failover or a restore: nothing is granted for another {_short(mark.quarantined)}"
+        yield Check("tokens", "warn", text, "wait, or shorten it: UPDATE … SET quarantined_until = now()")
+    yield _epochs(seen, mark, lineage)
+
+
+def _epochs(seen: Look, mark: Mark, lineage: Lineage) -> Check:
+    moved = lineage.present is not None and lineage.present != mark.lineage
+    if lineage.untold:
+        text = f"the server cannot tell its timeline ({lineage.untold}): no failover and no restore is noticed"
+        remedy = "GRANT EXECUTE on these functions, or run `pglease bump-epoch` after each failover and restore"
+        return Check("tokens", "warn", text, remedy)
+    if not seen.may("LOCK", meta=True):
+        text = "another server granted last: a new epoch must begin" if moved else "after a failover a new epoch begins"
+        remedy = f"pglease bump-epoch by another role, or {grant(RAISING, seen.names.meta, seen.role)}"
+        return Check("tokens", "fail" if moved else "warn", f"{text}, which {seen.role} may not do", remedy)
+    if moved:
+        return Check(
+            "tokens", "ok", f"epoch {mark.epoch}; another server granted last: the next grant begins a new one"
+        )
+    return Check("tokens", "ok", f"epoch {mark.epoch}; after a failover or a restore the next one begins by itself")
 
 
 def _as_check(name: str, finding: Finding) -> Check:

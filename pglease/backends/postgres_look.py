@@ -36,6 +36,7 @@ ADDED = {
     "session_pid": "integer",
     "session_started": "timestamp with time zone",
 }
+_META = frozenset({"one", "version", "protocol", "token_floor", "lineage", "quarantined_until"})
 _NULLABLE = ADDED.keys() - {"fencing_token", "transitions"}
 
 _TICKET = {"task_name", "ticket_id", "owner_id", "number", "expires_at"}
@@ -111,16 +112,35 @@ SELECT pg_catalog.jsonb_build_object(
 """
 
 # The mark. Only once the look has found the table and the right to read it.
-_MARK = "SELECT m.version, m.protocol, m.token_floor FROM {meta} m"
+_MARK = """
+SELECT m.version, m.protocol, m.token_floor, m.lineage,
+       greatest(0, pg_catalog.date_part('epoch', m.quarantined_until - pg_catalog.clock_timestamp()))
+FROM {meta} m
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The one row of the meta table."""
+    """The one row of the meta table.
+
+    Attributes:
+        version: the layout of the tables.
+        protocol: what their rows mean.
+        token_floor: new names start above it; its upper half is the epoch.
+        lineage: the server that granted last; None when that is not known.
+        quarantined: for how many seconds nothing is granted yet.
+    """
 
     version: int
     protocol: int
     token_floor: int
+    lineage: str | None
+    quarantined: float
+
+    @property
+    def epoch(self) -> int:
+        """How often tokens had to start above all that may have been granted elsewhere, at least."""
+        return self.token_floor >> 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +224,11 @@ def look(link: Link, names: TableNames) -> Look:
     if not about.may("SELECT", meta=True) or not _is_meta(about.meta):
         return about
     rows = link.rows(_MARK.format(meta=found.meta))
-    return Look(names=found, mark=Mark(*map(int, rows[0])) if rows else None, **seen)
+    return Look(names=found, mark=Mark(*rows[0]) if rows else None, **seen)
 
 
 def _is_meta(meta: Mapping[str, Any] | None) -> bool:
-    return meta is not None and {"one", "version", "protocol", "token_floor"} <= set(meta["columns"] or ())
+    return meta is not None and set(meta["columns"] or ()) >= _META
 
 
 def _is_of_kind(column: Mapping[str, Any] | None, kind: str) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from pglease.backends.postgres_errors import sqlstate
 from pglease.backends.postgres_link import Link
 from pglease.backends.postgres_look import STORAGE, Finding, Look, findings, look
+from pglease.backends.postgres_sql import lineage_of
 from pglease.errors import BackendMisconfigured
 from pglease.schema import PROTOCOL, TableNames
 
@@ -40,6 +41,9 @@ _RUNNING = """
 SELECT l.task_name, l.owner_id FROM {leases} l
 WHERE l.expires_at > pg_catalog.clock_timestamp() ORDER BY l.expires_at DESC LIMIT 1
 """
+
+RAISING = "SELECT, UPDATE (token_floor, lineage, quarantined_until)"
+"""What a role needs on the meta table to grant, and to begin a new epoch when the first grant elsewhere wants one."""
 
 _CREATE_SCHEMA = """
     IF pg_catalog.to_regnamespace('"{schema}"') IS NULL THEN
@@ -128,7 +132,11 @@ def grants(
     leases, meta, tickets = names.leases, names.meta, names.tickets
     all_rows = "SELECT, INSERT, UPDATE, DELETE"
     needs = [
-        ("acquire, renew, release", app, {leases: "SELECT, INSERT, UPDATE", meta: "SELECT", tickets: all_rows}),
+        (
+            "acquire, renew, release; a new epoch after a failover",
+            app,
+            {leases: "SELECT, INSERT, UPDATE", meta: RAISING, tickets: all_rows},
+        ),
         ("guard other tables inside its own transactions", guard, {leases: "SELECT, UPDATE (heartbeat_at)"}),
         (
             "cleanup_expired",
@@ -322,6 +330,7 @@ def _script(names: TableNames) -> str:
         "token_key": f"{names.table}_token_key",
         "queue_key": f"{names.table}_queue",
         "protocol": str(PROTOCOL),
+        "lineage": lineage_of(names),
         "storage": ",\n            ".join(f"{name} = {value}" for name, value in STORAGE.items()),
         "create_schema": "" if names.schema is None else _CREATE_SCHEMA.strip("\n").format(schema=names.schema),
     }

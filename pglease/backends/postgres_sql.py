@@ -12,6 +12,7 @@ revives a lapsed hold. The judgement may not stand on the UPDATE's own table, or
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from pglease.schema import TableNames
 
@@ -21,8 +22,15 @@ RECORD = """{verdict} AS verdict, task_name, owner_id, fencing_token, transition
        pg_catalog.date_part('epoch', acquired_at) AS acquired_at,
        pg_catalog.date_part('epoch', heartbeat_at) AS heartbeat_at,
        pg_catalog.date_part('epoch', expires_at) AS expires_at, pg_catalog.date_part('epoch', seen_at) AS seen_at"""
-"""What every statement returns about a row, in the order that `postgres.lease_in` reads. Epochs, since drivers and
+"""What every statement returns about a row, in the order that `postgres_rows.lease_in` reads. Epochs, since drivers and
 session time zones differ about timestamps; text for metadata, since drivers differ about jsonb."""
+
+_LINEAGE = """(
+          SELECT pg_catalog.concat_ws('/', c.system_identifier,
+            pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8),
+            d.oid, {table_oid})
+          FROM pg_catalog.pg_control_system() c, pg_catalog.pg_database d
+          WHERE d.datname = pg_catalog.current_database())"""
 
 VERDICT = """CASE WHEN seen.expires_at <= seen.seen_at AND seen.queued_until > seen.seen_at THEN 'queued'
             WHEN seen.expires_at <= seen.seen_at THEN 'over'
@@ -47,9 +55,14 @@ SELECT {record} FROM (
 """
 
 # try_acquire: C1 C2 C3 C13. Looks first, so that losing writes nothing and learns the holder; takes over a row whose
-# hold is over, unless somebody has it locked; makes the row if there is none. ON CONFLICT names no target: a target
-# would not cover the second unique index. The lock timeout bounds the wait for somebody's uncommitted insert; it ends
-# with the statement.
+# hold is over, unless somebody has it locked; makes the row if there is none. Grants nothing on a server other than the
+# one that granted last, nor in quarantine: the comparison stands on the way of a winner alone, since it costs more than
+# all the rest of a losing try. The first token of an epoch is above all that any other server gave; a floor that a
+# cleanup raised is for new names only.
+#
+# Of those who would make the same row in one instant, one is let through to the insert (the advisory lock ends with the
+# statement): the others would each write a row and take it back. ON CONFLICT names no target: a target would not cover
+# the second unique index. The lock timeout bounds the wait for a stranger's uncommitted insert.
 _TRY_ACQUIRE = """
 WITH seen AS MATERIALIZED (
   SELECT l.*, pg_catalog.clock_timestamp() AS seen_at, CASE WHEN {forfeit} THEN 'forfeit' END AS note
@@ -60,16 +73,18 @@ WITH seen AS MATERIALIZED (
     AND (%(in_turn)s::boolean OR coalesce(l.queued_until <= pg_catalog.clock_timestamp(), true))
   FOR UPDATE SKIP LOCKED
 ), judged AS MATERIALIZED (
-  SELECT locked.*, pg_catalog.clock_timestamp() AS seen_at FROM locked
+  SELECT locked.*, pg_catalog.clock_timestamp() AS seen_at, {lineage} AS lineage FROM locked
 ), taken AS (
   UPDATE {leases} l
-  SET owner_id = %(owner)s::text, lease_id = %(lease_id)s::uuid, fencing_token = j.fencing_token + 1,
+  SET owner_id = %(owner)s::text, lease_id = %(lease_id)s::uuid,
+      fencing_token = greatest(j.fencing_token, (m.token_floor >> 32) << 32) + 1,
       transitions = j.transitions + 1, metadata = %(metadata)s::jsonb,
       acquired_at = j.seen_at, heartbeat_at = j.seen_at, expires_at = j.seen_at + {ttl},
       session_pid = {session_pid}, session_started = {session_started}
-  FROM judged j
-  WHERE l.task_name = j.task_name AND (j.forfeit OR j.expires_at <= j.seen_at)
+  FROM judged j, {meta} m
+  WHERE l.task_name = j.task_name AND (j.forfeit OR j.expires_at <= j.seen_at) AND m.protocol = {protocol}
     AND (%(in_turn)s::boolean OR coalesce(j.queued_until <= j.seen_at, true))
+    AND (m.lineage = j.lineage OR {unknown}) AND coalesce(m.quarantined_until <= j.seen_at, true)
   RETURNING l.*, j.seen_at, {granted} AS note
 ), born AS (
   INSERT INTO {leases} AS l
@@ -79,7 +94,9 @@ WITH seen AS MATERIALIZED (
          t.now, t.now, t.now + {ttl}, {session_pid}, {session_started}
   FROM {meta} m, (SELECT pg_catalog.clock_timestamp() AS now) t
   WHERE NOT EXISTS (SELECT 1 FROM seen) AND m.protocol = {protocol}
+    AND (m.lineage = {lineage} OR {unknown}) AND coalesce(m.quarantined_until <= t.now, true)
     AND pg_catalog.set_config('lock_timeout', '300ms', true) IS NOT NULL
+    AND pg_catalog.pg_try_advisory_xact_lock({key})
   ON CONFLICT DO NOTHING
   RETURNING l.*, l.acquired_at AS seen_at, NULL::text AS note
 )
@@ -90,6 +107,61 @@ SELECT {record} FROM (
     seen.* FROM seen WHERE NOT EXISTS (SELECT 1 FROM taken)
 ) AS answer
 """
+
+# Why a try was answered neither with a grant nor with a holder. `contended` when a rival's statement is under way: it
+# has locked the row and is about to write (somebody who only locks rows, as a guard does, holds a weaker lock on the
+# table), or is making it. One whose session has been idle inside its transaction for a while is no rival, but a
+# stranger.
+_WHY = """
+WITH locks AS MATERIALIZED (
+  SELECT k.* FROM pg_catalog.pg_locks k WHERE k.granted
+), rivals AS (
+  SELECT k.pid FROM locks k JOIN {leases} l ON l.xmax = k.transactionid
+  WHERE l.task_name = %(name)s::text AND EXISTS (
+    SELECT 1 FROM locks w WHERE w.virtualtransaction = k.virtualtransaction AND w.relation = {table_oid}
+      AND w.mode = 'RowExclusiveLock')
+  UNION ALL
+  SELECT k.pid FROM locks k, (SELECT {key} AS key) n
+  WHERE k.locktype = 'advisory' AND k.objsubid = 1
+    AND k.classid::int8 = (n.key >> 32) & 4294967295 AND k.objid::int8 = n.key & 4294967295
+)
+SELECT m.protocol, coalesce(m.lineage <> {lineage}, true) AND NOT {unknown} AS moved,
+       pg_catalog.date_part('epoch', m.quarantined_until - pg_catalog.clock_timestamp()) AS quarantined,
+       EXISTS (
+         SELECT 1 FROM rivals r WHERE NOT EXISTS (
+           SELECT 1 FROM pg_catalog.pg_stat_get_activity(r.pid) a
+           WHERE a.pid = r.pid AND a.state = 'idle in transaction'
+             AND a.state_change < pg_catalog.clock_timestamp() - {a_while})) AS contended
+FROM {meta} m
+"""
+
+# bump-epoch, and the first grant after a failover or a restore: C3. Under the row lock, so that one client does it. The
+# timeline is a lower bound, since of two failovers in a row the second server may not know of the first one's epoch.
+# A new table whose server could not be asked when it was made learns where it is, and nothing was granted before.
+_RAISE_EPOCH = """
+WITH timed AS MATERIALIZED (
+  SELECT pg_catalog.set_config('lock_timeout', '300ms', true) AS limit
+), locked AS MATERIALIZED (
+  SELECT m.* FROM {meta} m, timed WHERE timed.limit IS NOT NULL FOR UPDATE OF m
+), judged AS MATERIALIZED (
+  SELECT locked.*, {lineage} AS present, pg_catalog.clock_timestamp() AS seen_at FROM locked
+), next AS MATERIALIZED (
+  SELECT judged.*, CASE
+    WHEN NOT %(anyway)s::boolean AND lineage IS NULL AND token_floor = 0 AND NOT EXISTS (SELECT 1 FROM {leases}) THEN 0
+    ELSE greatest((token_floor >> 32) + 1, ('x' || pg_catalog.split_part(present, '/', 2))::bit(32)::int8 - 1)
+    END AS epoch
+  FROM judged WHERE %(anyway)s::boolean OR lineage IS DISTINCT FROM present
+)
+UPDATE {meta} m
+SET token_floor = n.epoch << 32, lineage = coalesce(n.present, n.lineage),
+    quarantined_until = CASE WHEN n.epoch = 0 OR %(quarantine)s::float8 IS NULL THEN n.quarantined_until
+      ELSE greatest(n.quarantined_until, n.seen_at + {quarantine}) END
+FROM next n WHERE m.one = n.one AND n.epoch < 2147483648
+RETURNING n.epoch
+"""
+_LONGEST_TTL = """(
+  SELECT max(pg_catalog.date_part('epoch', l.expires_at - l.heartbeat_at)) FROM {leases} l
+  WHERE l.lease_id IS NOT NULL AND pg_catalog.isfinite(l.expires_at) AND pg_catalog.isfinite(l.heartbeat_at))"""
 
 # renew: C4 C5. One statement for any number of holds, whose cost grows with their number and no faster: each is found
 # by its key. Locks in key order, so that two batches cannot deadlock; NO KEY, so that a guard's KEY SHARE does not stop
@@ -306,6 +378,8 @@ class Statements:
 
     look: str
     try_acquire: str
+    why: str
+    raise_epoch: str
     renew: str
     present: str
     release: str
@@ -324,16 +398,47 @@ class Statements:
     leave_queue: str
 
     @classmethod
-    def of(cls, names: TableNames, protocol: int, *, marking: Marking = PLAIN, notify: bool = True) -> Statements:
-        """Render for the tables in `names`, whose schema must be known by now; `notify` is whether waiters are told."""
+    def of(
+        cls,
+        names: TableNames,
+        protocol: int,
+        *,
+        lineage: bool = True,
+        marking: Marking = PLAIN,
+        notify: bool = True,
+    ) -> Statements:
+        """Render for the tables in `names`, whose schema must be known by now.
+
+        Args:
+            names: where the tables are.
+            protocol: what the mark must say.
+            lineage: whether the server can tell its lineage.
+            marking: what is written about sessions.
+            notify: whether waiters are told.
+        """
         templates = {field.name: globals()[f"_{field.name.upper()}"] for field in fields(cls)}
-        rendered = {verb: _rendered(template, names, protocol, marking, notify) for verb, template in templates.items()}
-        return cls(**rendered)
+        knobs: Any = {"lineage": lineage, "marking": marking, "notify": notify}
+        return cls(**{verb: _rendered(template, names, protocol, **knobs) for verb, template in templates.items()})
 
 
-def _rendered(template: str, names: TableNames, protocol: int, marking: Marking, notify: bool) -> str:
+def lineage_of(names: TableNames) -> str:
+    """Return the expression that says which server this is, by which history, and which table of it.
+
+    The system identifier changes with `initdb` (a dump that is restored elsewhere, pg_upgrade), the timeline with every
+    promotion and recovery to a point in time, the database and the table with a dump that is restored on the spot. The
+    timeline is that of the write-ahead log: `pg_control_checkpoint()` still shows the old one after a promotion.
+    """
+    return _LINEAGE.format(table_oid=_table_oid(names))
+
+
+def _table_oid(names: TableNames) -> str:
+    return f"'{names.leases}'::pg_catalog.regclass::pg_catalog.oid"
+
+
+def _rendered(template: str, names: TableNames, protocol: int, *, lineage: bool, marking: Marking, notify: bool) -> str:
     ttl = "j.ttl" if template is _RENEW else "%(ttl)s::float8"
     verdict = "'seen'" if template is _LIST else "verdict"
+    longest = f"CASE WHEN %(longest)s::boolean THEN {_LONGEST_TTL.format(leases=names.leases)} END"
     return template.format(
         leases=names.leases,
         meta=names.meta,
@@ -353,6 +458,12 @@ def _rendered(template: str, names: TableNames, protocol: int, marking: Marking,
         seconds=_SECONDS.format("%(seconds)s::float8"),
         half=_SECONDS.format("%(seconds)s::float8 / 2"),
         older_than=_SECONDS.format("%(older_than)s::float8"),
+        quarantine=_SECONDS.format(f"greatest(%(quarantine)s::float8, {longest})"),
+        a_while=_SECONDS.format("0.1"),
+        table_oid=_table_oid(names),
+        key=f'pg_catalog.hashtextextended(%(name)s::text COLLATE "C", {_table_oid(names)}::int8)',
+        lineage=lineage_of(names) if lineage else "NULL::text",
+        unknown="false" if lineage else "true",
     )
 
 

@@ -19,7 +19,7 @@ from pglease.backends.postgres_link import Link
 from pglease.backends.postgres_listen import PostgresSubscription
 from pglease.backends.postgres_sql import Statements
 from pglease.errors import BackendClosed
-from pglease.records import Place, Refused, Request, Ticket
+from pglease.records import Granted, Place, Refused, Request, Ticket
 from pglease.schema import TableNames
 
 log = logging.getLogger("pglease")
@@ -133,7 +133,7 @@ def in_turn(
         if (refused := reserved(link, sql, request)) is not None:
             return refused
         answer = ask({**params, "in_turn": True})
-        if request.ticket_id is not None and not isinstance(answer, Refused):
+        if request.ticket_id is not None and isinstance(answer, Granted):
             link.rows(sql.served, {"name": request.name, "ticket_id": request.ticket_id})
         return answer
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "cleanup": "pglease.cli.facts:cleanup",
     "schema": "pglease.cli.store:schema",
     "doctor": "pglease.cli.store:doctor",
+    "bump-epoch": "pglease.cli.store:bump_epoch",
     "demo": "pglease.cli.demo:demo",
     "completion": "pglease.cli.completion:completion",
 }

@@ -1,4 +1,4 @@
-"""`schema` and `doctor`: is the store fit for leases, and what would make it so."""
+"""`schema`, `doctor` and `bump-epoch`: is the store fit for leases, and what would make it so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from pglease.cli import printing
 from pglease.cli.failures import CommandError, sentence
-from pglease.cli.options import address_from, examples, json_option, quiet_option, store_options
+from pglease.cli.options import DurationType, address_from, examples, json_option, quiet_option, store_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -148,3 +148,38 @@ def _examine(check: tuple[str, str, str, str], store: _Store) -> str:
     elif status != "ok" or not store.quiet:
         printing.say(printing.visible(f"{status:<4}  {name}: {text}" + (f" → {remedy}" if remedy else "")))
     return status
+
+
+@click.command(
+    "bump-epoch",
+    epilog=examples(
+        "pglease bump-epoch --dsn postgresql://owner@restored/db",
+        "pglease bump-epoch --quarantine 5m     and nobody is granted anything for five minutes",
+    ),
+)
+@click.option(
+    "--quarantine",
+    type=DurationType(zero=True),
+    help="Grant nothing for so long: as long as the longest ttl in use, since holders that this store has never heard"
+    " of may still act on their leases.",
+)
+@store_options
+@json_option
+@quiet_option
+@click.pass_context
+def bump_epoch(ctx: click.Context, /, *, quarantine: float | None, as_json: bool, quiet: bool, **_: Any) -> int:
+    """Let fencing tokens go on above all that were ever granted.
+
+    A promoted replica, a restored dump and a recovery to a point in time are noticed by the next grant, which does
+    this by itself. What no server can notice needs this command, before anybody asks for a lease: a volume or a
+    virtual machine that was set back to a snapshot, rows that were deleted or copied back by hand, and servers of
+    which `doctor` says that they cannot tell their timeline. Running it once too often does no harm.
+    """
+    with _Store(ctx, as_json, quiet) as store:
+        epoch = store.verb("bump_epoch", "cannot begin a new epoch")(quarantine=quarantine)
+    above = epoch << 32
+    if as_json:
+        printing.say_json({"epoch": epoch, "tokens_above": above})
+    elif not quiet:
+        printing.say(f"epoch {epoch}: every fencing token from now on is above {above}")
+    return 0

@@ -130,6 +130,16 @@ class PgBouncer:
             cursor = connection.execute(command.encode())
             return cursor.fetchall() if cursor.description else []
 
+    def move_to(self, dsn: str) -> None:
+        """Send its clients to another server from now on, without disconnecting them; the user stays the same."""
+        from psycopg.conninfo import conninfo_to_dict
+
+        there = conninfo_to_dict(dsn)
+        self._server.update(host=there["host"], port=there["port"])
+        self._write_files(processes.unprivileged_user())
+        self.admin("RELOAD")
+        self.admin("RECONNECT")
+
     def signal(self, signum: int) -> None:
         """Send it a signal: SIGKILL, SIGSTOP, SIGCONT, SIGHUP."""
         if self._process is None:

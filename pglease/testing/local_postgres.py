@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 from urllib.parse import quote
 
 from pglease.errors import MissingDependencyError
@@ -118,6 +118,8 @@ class LocalPostgres:
         dbname: the database in `dsn`.
     """
 
+    _READY: ClassVar[tuple[str, ...]] = ("ready",)
+
     def __init__(
         self,
         *,
@@ -208,6 +210,11 @@ class LocalPostgres:
         if self._bindir is None:
             raise LocalServerError("this server was not started: its programs were not looked for yet")
         return self._bindir
+
+    @property
+    def password(self) -> str | None:
+        """The password of `user`."""
+        return self._password
 
     @property
     def dsn(self) -> str:
@@ -418,7 +425,7 @@ class LocalPostgres:
         except OSError:
             return False
         ours = self._process is not None and lines[:1] == [str(self._process.pid)]
-        return ours and len(lines) >= 8 and lines[7].strip() == "ready"
+        return ours and len(lines) >= 8 and lines[7].strip() in self._READY
 
     def _create_role_and_database(self) -> None:
         import psycopg

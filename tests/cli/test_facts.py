@@ -216,6 +216,7 @@ def test_the_program_alone_shows_its_help_and_is_bad_usage(call):
         "cleanup",
         "schema",
         "doctor",
+        "bump-epoch",
         "demo",
         "completion",
     ):
@@ -223,7 +224,11 @@ def test_the_program_alone_shows_its_help_and_is_bad_usage(call):
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "list", "show", "wait", "check", "release", "cleanup", "schema", "doctor", "demo", "completion"]
+    "command",
+    [
+        *("run", "list", "show", "wait", "check", "release", "cleanup"),
+        *("schema", "doctor", "bump-epoch", "demo", "completion"),
+    ],
 )
 def test_every_command_has_a_help_text_with_examples(command, call):
     code, out, _ = call(command, "--help")

@@ -125,3 +125,17 @@ def test_a_store_without_such_a_thing_says_so_in_a_sentence(arguments, call):
     assert (code, out) == (125, "")
     assert "nothing of the kind" in err
     assert err.count("\n") == 1
+
+
+def test_a_new_epoch_is_begun_and_said(call, sql):
+    call("schema", "apply")
+
+    code, out, _ = call("bump-epoch")
+    assert (code, out) == (0, "epoch 1: every fencing token from now on is above 4294967296\n")
+
+    code, out, _ = call("bump-epoch", "--json", "--quarantine", "5m")
+    assert (code, json.loads(out)) == (0, {"epoch": 2, "tokens_above": 8589934592})
+    assert sql("SELECT token_floor, quarantined_until > now() + interval '4 min' FROM pglease_leases_meta") == (
+        8589934592,
+        True,
+    )

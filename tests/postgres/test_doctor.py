@@ -63,7 +63,7 @@ def facts(dsn: str) -> doctor._Server:
 
 EVERYTHING = {
     "reachable", "server version", "primary", "pooler", "durability", "isolation", "encoding", "search_path", "clock",
-    "time-outs", "keepalives", "table", "indexes", "rights", "HOT updates", "vacuum", "acquire and release",
+    "time-outs", "keepalives", "table", "tokens", "indexes", "rights", "HOT updates", "vacuum", "acquire and release",
 }  # fmt: skip
 
 
@@ -348,3 +348,59 @@ def test_no_secret_is_told(dsn: str) -> None:
 
     assert password
     assert not [each for each in checks if str(password) in f"{each}"]
+
+
+# Tokens after a failover
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        ("lineage = lineage", "ok", "epoch 0; after a failover or a restore the next one begins by itself"),
+        ("lineage = '1/00000001/1/1'", "ok", "epoch 0; another server granted last: the next grant begins a new one"),
+        ("quarantined_until = now() + interval '1 h'", "warn", "nothing is granted for another 60 min"),
+    ],
+)
+def test_what_becomes_of_tokens_after_a_failover_is_said(dsn: str, change: str, status: str, said: str) -> None:
+    with made(dsn) as link:
+        link.script(f"UPDATE pglease_leases_meta SET {change}")
+
+    check = found(visit(lending(dsn)), "tokens")
+
+    assert check.status == status
+    assert said in check.text
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        ("lineage = lineage", "warn", "after a failover a new epoch begins, which"),
+        ("lineage = '1/00000001/1/1'", "fail", "another server granted last: a new epoch must begin, which"),
+    ],
+)
+def test_a_role_that_may_not_begin_an_epoch_is_told_the_grant(
+    admin_dsn: str, change: str, status: str, said: str
+) -> None:
+    role = f"role_{uuid.uuid4().hex}"
+    with made(admin_dsn) as link:
+        link.script(f"UPDATE pglease_leases_meta SET {change}")
+        link.script(f"CREATE ROLE {role}; GRANT SELECT ON pglease_leases, pglease_leases_meta TO {role}")
+        try:
+            check = found(visit(lending(admin_dsn, options=f"-c role={role}")), "tokens")
+        finally:
+            link.script(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+    assert check.status == status
+    assert said in check.text
+    assert "UPDATE (token_floor, lineage, quarantined_until)" in check.remedy
+
+
+def test_a_server_that_cannot_tell_its_timeline_is_named(admin_dsn: str, dsn: str) -> None:
+    with made(dsn), linked(admin_dsn) as admin:
+        admin.script("REVOKE EXECUTE ON FUNCTION pg_catalog.pg_control_system() FROM PUBLIC")
+
+    check = found(visit(lending(dsn)), "tokens")
+
+    assert check.status == "warn"
+    assert "cannot tell its timeline" in check.text
+    assert "bump-epoch" in check.remedy

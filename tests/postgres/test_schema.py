@@ -311,6 +311,7 @@ def test_the_grants_are_enough_for_each_role_and_no_more(admin_dsn: str) -> None
 
             assert may(link, app, names.leases) == {"INSERT", "SELECT", "UPDATE"}
             assert may(link, app, names.meta) == {"SELECT"}
+            assert may_update(link, app, names.meta) == {"lineage", "quarantined_until", "token_floor"}
             assert may(link, guard, names.leases) == {"SELECT"}
             assert may(link, guard, names.meta) == set()
             assert may(link, cleanup, names.leases) == {"DELETE", "SELECT"}
@@ -331,6 +332,15 @@ def may(link: Link, name: str, table: str) -> set[str]:
         "SELECT r FROM pg_catalog.unnest(%(asked)s::text[]) AS r"
         " WHERE pg_catalog.has_table_privilege(%(name)s::name, %(table)s::text, r)",
         {"asked": asked, "name": name, "table": table},
+    )
+    return {each[0] for each in rows}
+
+
+def may_update(link: Link, name: str, table: str) -> set[str]:
+    rows = link.rows(
+        "SELECT a.attname FROM pg_catalog.pg_attribute a WHERE a.attrelid = %(table)s::regclass AND a.attnum > 0"
+        " AND pg_catalog.has_column_privilege(%(name)s::name, a.attrelid, a.attnum, 'UPDATE')",
+        {"name": name, "table": table},
     )
     return {each[0] for each in rows}
 

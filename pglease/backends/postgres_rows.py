@@ -1,0 +1,46 @@
+"""From rows to records: what `postgres_sql` says about a lease, read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pglease.backends.postgres_link import Row
+from pglease.records import Granted, Lease, Refused
+
+
+def answer_in(rows: Sequence[Row]) -> Granted | Refused | None:
+    """Read a grant or a refusal; None when the name is free or about to be somebody's."""
+    for row in rows:
+        if row[0] == "granted":
+            return Granted(lease_in(row))
+        if row[0] == "held":
+            lease = lease_in(row)
+            return Refused(lease, lease.time_remaining())
+    return None
+
+
+def lease_in(row: Row) -> Lease:
+    """Read what `postgres_sql.RECORD` returns, `verdict` first."""
+    _, name, owner, token, transitions, metadata, acquired, heartbeat, expires, seen = row
+    attached = {} if metadata is None else _metadata(metadata)
+    read = datetime.fromtimestamp
+    try:
+        times = read(acquired, UTC), read(heartbeat, UTC), read(expires, UTC), read(seen, UTC)
+    except (OverflowError, ValueError):  # a row written by hand may say 'infinity'; reading it must not fail
+        times = _moment(acquired), _moment(heartbeat), _moment(expires), _moment(seen)
+    return Lease(name, owner, token, *times[:3], transitions, times[3], attached)
+
+
+def _moment(epoch: float) -> datetime:
+    try:
+        return datetime.fromtimestamp(epoch, UTC)
+    except (OverflowError, ValueError):
+        return datetime(9999, 12, 31, tzinfo=UTC) if epoch > 0 else datetime(1, 1, 1, tzinfo=UTC)
+
+
+def _metadata(written: str) -> dict[str, Any]:
+    read = json.loads(written)
+    return read if isinstance(read, dict) else {}
