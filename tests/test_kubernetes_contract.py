@@ -95,6 +95,10 @@ def _through_a_proxy(kubeconfig: Path, path: Path) -> tuple[Proxy | None, Path]:
         return None, kubeconfig
     proxy = Proxy("127.0.0.1", address.port).start()
     cluster["server"] = f"{address.scheme}://{address.hostname}:{proxy.port}{address.path}"
+    for place in (cluster, *(each["user"] or {} for each in config.get("users") or ())):
+        for key in ("certificate-authority", "client-certificate", "client-key", "tokenFile"):
+            if key in place:
+                place[key] = str(kubeconfig.parent / place[key])  # relative to where it was written
     path.write_text(json.dumps(config))
     return proxy, path
 

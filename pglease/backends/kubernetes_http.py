@@ -15,6 +15,7 @@ import select
 import socket
 import ssl
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -117,8 +118,11 @@ class Wire:
     def _fresh(self) -> None:
         self._logging_in = threading.RLock()
         self._login: Login | None = None
-        self._places = threading.BoundedSemaphore(self._pool_size)
-        self._idle: queue.LifoQueue[_Connection] = queue.LifoQueue()
+        # Both are used in single steps of their own, so that a signal handler which calls in finds neither locked.
+        self._places: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(self._pool_size):
+            self._places.put(None)
+        self._idle: deque[_Connection] = deque()
 
     def login(self, budget: Budget, *, instead_of: Login | None = None) -> Login:
         """Return who and where; `instead_of` is what the server did not accept."""
@@ -190,12 +194,15 @@ class Wire:
             yield
             return
         places = self._places
-        if not places.acquire(timeout=max(0.0, budget.left())):
-            raise BackendUnavailable("all connections to the Kubernetes API server are in use: raise pool_size")
+        try:
+            places.get(timeout=max(0.001, budget.left()))
+        except queue.Empty:
+            text = "all connections to the Kubernetes API server are in use: raise pool_size"
+            raise BackendUnavailable(text) from None
         try:
             yield
         finally:
-            places.release()
+            places.put(None)
 
     def _conversation(self, connection: _Connection, login: Login, request: _Request) -> Answer:
         sent_at = clock.now()
@@ -240,8 +247,8 @@ class Wire:
     def _connected(self, login: Login, budget: Budget) -> _Connection:
         while True:
             try:
-                connection = self._idle.get_nowait()
-            except queue.Empty:
+                connection = self._idle.pop()
+            except IndexError:
                 return self._dialled(login, budget)
             if connection.is_fresh(login):
                 connection.line.until = budget
@@ -262,14 +269,14 @@ class Wire:
 
     def _keep(self, connection: _Connection) -> None:
         if connection.sock is not None:
-            self._idle.put(connection)
+            self._idle.append(connection)
         if self._closed:
             self._drop_idle()
 
     def _drop_idle(self) -> None:
-        with suppress(queue.Empty):
+        with suppress(IndexError):
             while True:
-                self._idle.get_nowait().close()
+                self._idle.pop().close()
 
     def forget(self) -> None:
         """Drop, in a forked child, what is the parent's."""

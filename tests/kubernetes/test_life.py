@@ -110,10 +110,10 @@ def test_nothing_is_left_open_by_a_client_that_was_closed(cluster) -> None:
     worker = Worker(backend, "alice")
     for index in range(20):
         worker.hold(f"job-{index}")
-    (connection,) = backend._wire._idle.queue
+    (connection,) = backend._wire._idle
 
     backend.close()
 
     assert connection.sock is None
     assert connection.line.raw.fileno() == -1
-    assert backend._wire._idle.qsize() == 0
+    assert not backend._wire._idle
