@@ -1,6 +1,7 @@
 """The Kubernetes backend keeps the contract: on the suite's own API server, or on a real one.
 
-`PGLEASE_TEST_KUBECONFIG` names the kubeconfig of a real one; the tests make the namespace `pglease-contract` there.
+`PGLEASE_TEST_KUBECONFIG` names the kubeconfig of a real one; the tests make namespaces `pglease-contract-*` there, one
+for each worker of a parallel run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pglease.testing.harness import Harness, budget
 from pglease.testing.proxy import Proxy
 
 REAL = os.environ.get("PGLEASE_TEST_KUBECONFIG")
-NAMESPACE = "pglease-contract"
+NAMESPACE = f"pglease-contract-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
 
 pytestmark = pytest.mark.xdist_group("kubernetes contract")
 

@@ -25,11 +25,9 @@ from pglease.testing.api_leases import Json
 from pglease.testing.api_server import ApiServer
 
 REAL = os.environ.get("PGLEASE_TEST_KUBECONFIG")
-NAMESPACE = "pglease-contract"
+NAMESPACE = f"pglease-contract-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
 PATH = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 STAMP = "2026-01-02T03:04:05.000006Z"
-
-pytestmark = pytest.mark.xdist_group("kubernetes contract")  # a real server has one namespace for all of them
 
 
 class Api:
