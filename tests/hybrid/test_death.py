@@ -12,12 +12,12 @@ from functools import partial
 
 import pytest
 
-from pglease import LeaseLostError, PGLease
+from pglease import FencedError, LeaseLostError, PGLease
 from pglease.backends import hybrid_keeper
 from pglease.handles import HeldLease
 from pglease.records import Granted, Request
 from tests.support.hybrid import clients, end, end_session_of, hybrid, is_bound, mark_of, pid_of, stores
-from tests.support.worlds import Stopwatch, always, ask, budget, child, execute, expire, grant, wait_until
+from tests.support.worlds import Stopwatch, always, ask, budget, child, connect, execute, expire, grant, wait_until
 
 HOLDER = """
 leases = PGLease("hybrid+" + dsn, owner_id="holder")
@@ -277,7 +277,10 @@ def test_a_release_into_min_hold_is_waited_for_though_the_session_dies(dsn: str)
 
 
 def _kill_sessions(dsn: str, rounds: int, seed: int) -> None:
-    """Two clients want one name; the session of whoever has it is ended at a random moment, again and again."""
+    """Two clients want one name; the session of whoever has it is ended at a random moment, again and again.
+
+    Each time the holder is told, before the next one begins; and a guarded write passes for the present holder alone.
+    """
     spread = random.Random(seed)
     with clients(dsn, "one", "two") as pair:
         before: HeldLease | None = None
@@ -287,7 +290,11 @@ def _kill_sessions(dsn: str, rounds: int, seed: int) -> None:
             if before is not None:
                 assert not before.held
                 assert lease.fencing_token == before.fencing_token + 1
+                with connect(dsn, autocommit=False) as stale, pytest.raises(FencedError):
+                    before.guard(stale)
             assert lease.held
+            with connect(dsn, autocommit=False) as connection:
+                lease.guard(connection)
             time.sleep(spread.choice([0.0, 0.001, 0.01, 0.05, 0.3]))
             pid = mark_of(dsn, "job")
             if pid is None:  # not bound yet
