@@ -117,3 +117,32 @@ def test_nothing_is_left_open_by_a_client_that_was_closed(cluster) -> None:
     assert connection.sock is None
     assert connection.line.raw.fileno() == -1
     assert not backend._wire._idle
+
+
+def test_a_waiter_is_served_when_the_holder_gives_back_and_not_when_it_looks_again(cluster, address) -> None:
+    with PGLease(address, owner_id="alice") as alice, PGLease(address, owner_id="bob") as bob:
+        assert alice.try_acquire("job", ttl=600)
+        got: list[float] = []
+
+        def wait() -> None:
+            got.append(bob.wait_for_lease("job", ttl=600, timeout=60, poll_interval=50).fencing_token)
+            got.append(clock.now())
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until = clock.now() + 20
+        while clock.now() < until and not _waits(cluster):
+            thread.join(0.02)
+        released_at = clock.now()
+        alice.release("job")
+        thread.join(60)
+
+        assert got[0] == 2
+        assert got[1] - released_at < 10, "it would have looked again after 45 seconds at the earliest"
+
+
+def _waits(cluster) -> bool:
+    """Tell whether somebody watches, and has looked again since it began to."""
+    asked = [path for _, path in cluster.server.asked]
+    began = next((index for index, path in enumerate(asked) if "watch=1" in path), None)
+    return began is not None and any("/leases/pglease-job-" in path for path in asked[began:])
