@@ -8,6 +8,7 @@ holder's record by its key.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import platform
 import sys
@@ -82,15 +83,25 @@ class Ours:
     def __init__(self, dsn: str) -> None:
         self._leases = pglease.PGLease(dsn)
         self._rival = pglease.PGLease(dsn)
+        self._asynchronous = pglease.AsyncPGLease(self._leases)
+        self._loop = asyncio.new_event_loop()
         self._leases.try_acquire("held", ttl=3600)
         self._leases.try_acquire("renewal", ttl=3600)
 
     def close(self) -> None:
         self._leases.close()
         self._rival.close()
+        self._loop.close()
 
     def block(self) -> None:
         with self._leases.acquire("block", ttl=60):
+            pass
+
+    def asynchronous_block(self) -> None:
+        self._loop.run_until_complete(self._async_with())
+
+    async def _async_with(self) -> None:
+        async with self._asynchronous.acquire("asynchronous block", ttl=60):
             pass
 
     def pair(self) -> None:
@@ -130,6 +141,7 @@ def measure(rounds: int, runs: int) -> list[Figure]:
 
             compare("try_acquire + release", ours.pair, bare.pair, 1.1 if flush else 1.25)
             compare("with acquire(): block", ours.block, bare.pair, 1.1 if flush else 1.25)
+            compare("async with, against with", ours.asynchronous_block, ours.block, 1.5 if flush else None)
             compare("renew", ours.renew, bare.renew, None)
             if not flush:
                 compare("losing try", ours.lose, bare.select, 1.25)
@@ -143,7 +155,8 @@ def report(figures: list[Figure]) -> str:
 
 Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}. Each figure is the median of its runs, both sides taken in
 turn in one process on one machine; in brackets the smallest and the largest median of a run. *Bare* is psycopg with the
-same statements and session settings, prepared, on one connection; for the losing try a `SELECT` of the record.
+same statements and session settings, prepared, on one connection; for the losing try a `SELECT` of the record; for
+`async with` the same block of `PGLease`.
 
 | work | WAL flush | pglease, µs | bare, µs | ratio | aim |
 |---|---|---|---|---|---|
