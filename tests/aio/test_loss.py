@@ -148,12 +148,13 @@ def test_a_cancellation_from_elsewhere_stays_one_whatever_comes_first(leases, fi
                 finally:
                     leaving.set()
                     await asyncio.sleep(0.2)
+                    tidied_up.set()
         except asyncio.CancelledError as error:
             caught.append(error)
             raise
 
     handles: list[aio.AsyncHeldLease] = []
-    entered, leaving = asyncio.Event(), asyncio.Event()
+    entered, leaving, tidied_up = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def main() -> None:
         task = asyncio.create_task(body())
@@ -173,6 +174,8 @@ def test_a_cancellation_from_elsewhere_stays_one_whatever_comes_first(leases, fi
     asyncio.run(main())
 
     assert "was lost" in caught[0].__notes__[0]
+    if first == "the other":
+        assert tidied_up.is_set(), "the loss disturbed a body that was on its way out"
 
 
 def test_a_timeout_around_the_block_is_a_timeout_though_the_lease_was_lost_too(leases):
