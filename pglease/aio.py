@@ -42,7 +42,7 @@ from pglease.blocks import Block
 from pglease.client import KNOBS, PGLease
 from pglease.decorator import TaskDecorator
 from pglease.errors import ConfigurationError
-from pglease.events import Observer
+from pglease.events import Observer, Waiting
 from pglease.handles import HeldLease, Hold, NotAcquired
 from pglease.heartbeat import HeartbeatManager
 from pglease.options import Duration
@@ -383,6 +383,10 @@ class AsyncPGLease:
     def holding(self) -> list[AsyncHeldLease]:
         """Return handles of all that this client holds, ordered by name. Not awaited."""
         return [AsyncHeldLease(lease) for lease in self.client.holding()]
+
+    def waiting(self) -> list[Waiting]:
+        """Return how each wait of this client stands, ordered by name. Not awaited."""
+        return self.client.waiting()
 
     # -- what the store says -------------------------------------------------------------------------------------------
 

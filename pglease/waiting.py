@@ -54,9 +54,10 @@ _REMEMBERED = 4096
 
 @dataclass(slots=True)
 class _Mark:
-    """What was marked: until when, and which hold had the name then."""
+    """What was marked: until when, which hold had the name then, and when a release was last heard of."""
 
     until: float = 0.0
+    released_at: float = float("-inf")
     retry_at: float = 0.0
     token: int = 0
     transitions: int = 0
@@ -78,7 +79,6 @@ class _Line:
     mark: _Mark
     waiters: list[Waiter] = field(default_factory=list)
     look_at: float = float("inf")
-    released_at: float = float("-inf")
     said: Refused | None = None
     marking: bool = False
 
@@ -142,8 +142,8 @@ class Room:
             waiter.line = line  # first: interrupted anywhere from here, `leave` undoes it
             line.waiters.append(waiter)
             self.ear.need(waiter)
-            if self.hearing and self._hearing_since > waiter.looked_at:
-                line.set(clock.now())  # it looked before anything could be heard
+            if line.mark.released_at >= waiter.looked_at or (self.hearing and self._hearing_since > waiter.looked_at):
+                line.set(clock.now())  # it looked before a release that it was not here to hear of, or before any
             return line
 
     def leave(self, waiter: Waiter, term: Term | None) -> None:
@@ -183,7 +183,9 @@ class Room:
                 if wait.said.lease is not None:
                     line.mark.see(wait.said.lease)
             waiter.looking = waiter.hinted = False
-            if line.released_at < waiter.looked_at:  # else a release was announced meanwhile: that look is outdated
+            if (
+                line.mark.released_at < waiter.looked_at
+            ):  # else a release was announced meanwhile: that look is outdated
                 line.look_at = now + self._pause(waiter, line, wait, now)
                 line.wake()
 
@@ -205,7 +207,7 @@ class Room:
     def claim(self, waiter: Waiter, line: _Line, now: float) -> None:
         """Let `waiter` look for all; the next one follows if that takes long."""
         with self.lock:
-            waiter.hinted = line.released_at > waiter.looked_at
+            waiter.hinted = line.mark.released_at > waiter.looked_at
             waiter.looking = True
             line.look_at = now + LOOKING
 
@@ -241,9 +243,11 @@ class Room:
             for change in changes:
                 if (line := self._lines.get(change.name)) is not None:
                     self._released(line, change) if change.what == "released" else self._granted(line, change)
+                elif change.what == "released" and (mark := self._marks.get(change.name)) is not None:
+                    mark.released_at = clock.now()  # for whoever has looked already and is on its way into the line
 
     def _released(self, line: _Line, change: Change) -> None:
-        now = line.released_at = clock.now()
+        now = line.mark.released_at = clock.now()
         first = line.waiters[0]
         delay = AHEAD * first.place.ahead if first.place else self._spread * random.random()
         line.set(now + (change.left or 0.0) + min(delay, 0.1))
