@@ -100,6 +100,11 @@ class Hold:
         """Whether it was released or lost. Says nothing about time; see `held`."""
         return self.ended or self.loss is not None
 
+    @property
+    def unconfirmed(self) -> bool:
+        """Whether its holder has ended it and the store has not said yet that it knows."""
+        return self.ended and not self.settled
+
     def held(self) -> bool:
         """Tell whether this process may still act. Computed, so it needs no thread to turn false in time."""
         return not self.ended and self.loss is None and clock.now() < self.due
@@ -199,6 +204,11 @@ class Hold:
         with self._lock:
             first, self.settled = not self.settled, True
             return first
+
+    def limit(self, seconds: float) -> None:
+        """Let it be held for so long from now on: what came before was waiting."""
+        self.max_until = clock.now() + seconds
+        watchdog.watch(self)
 
     def shorten(self, until: float) -> None:
         """Believe no longer than `until`, since the store may soon be told to end it earlier."""

@@ -214,7 +214,11 @@ class Taking:
             if manager.notices:
                 manager.notices.tell(Event("busy", request.name, found.held_by))
             return NotAcquired(request.name, found.lease, found.retry_after), None
-        hold = Hold(manager, found, request.lease_id, wanted, margin=margin, caller=identity.current_caller())
+        try:
+            hold = Hold(manager, found, request.lease_id, wanted, margin=margin, caller=identity.current_caller())
+        except BaseException:  # slots of the caller's own that fail, say: it was granted, and reaches nobody
+            manager.give_back.add(request.name, request.lease_id)
+            raise
         lease = HeldLease(hold)
         with self._lock:
             earlier, self.holds[hold.name] = self.holds.get(hold.name), hold
@@ -305,10 +309,11 @@ class Taking:
             await drive.to_the_end(
                 lambda: self.leave(hold, body_error),
                 seconds=_box_for(body_error),
-                instead=lambda: self._leave_later(hold, body_error),
+                instead=lambda: self.leave_later(hold, body_error),
             )
 
-    def _leave_later(self, hold: Hold, body_error: BaseException | None) -> None:
+    def leave_later(self, hold: Hold, body_error: BaseException | None) -> None:
+        """`leave` without asking the store here: the background does."""
         hold.in_block = False
         self.manager.let_go(hold)
         self._say_how_it_ended(hold, BackendUnavailable("other releases are stuck before it"), body_error)

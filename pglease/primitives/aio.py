@@ -10,9 +10,9 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, Self, TypeVar, final
 
-from pglease import current, drive, identity, options
+from pglease import clock, current, drive, identity, options
 from pglease.aio import GRACE, AsyncHeldLease
-from pglease.errors import ConfigurationError, LeaseLostError
+from pglease.errors import ConfigurationError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import Duration
 from pglease.primitives import talk
@@ -166,8 +166,11 @@ class AsyncTaskLock:
 
     async def acquire(self) -> AsyncHeldLease | NotAcquired:
         """Ask once. See `TaskLock.acquire`."""
-        taken = self._lock.got(await self._lock.leases.taking.atake(self._lock.wanted))
+        taken = await self._acquire()
         return AsyncHeldLease(taken) if isinstance(taken, HeldLease) else taken
+
+    async def _acquire(self) -> HeldLease | NotAcquired:
+        return self._lock.got(await self._lock.leases.taking.atake(self._lock.wanted))
 
     async def refresh(self, ttl: Duration | None = None) -> AsyncHeldLease:
         """Extend the run. See `TaskLock.refresh`."""
@@ -187,9 +190,8 @@ class AsyncTaskLock:
 
     async def __aenter__(self) -> AsyncHeldLease | NotAcquired:
         self._lock.refuse_if_in_use()
-        taken = await self.acquire()
-        self._lock.begin_block()
-        return taken
+        taken = self._lock.begin_block(await self._acquire())
+        return AsyncHeldLease(taken) if isinstance(taken, HeldLease) else taken
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -397,20 +399,25 @@ class AsyncGroupContext:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         group, self._entered = self._entered, None
-        lost: LeaseLostError | None = None
+        taking, stuck = self._context.leases.taking, False
+        trouble: Exception | None = None
         cancelled: asyncio.CancelledError | None = None
         for lease in reversed(list(group or ())):
             current.leave(lease)
             try:
-                await self._context.leases.taking.aleave(lease._hold, error)
-            except LeaseLostError as loss:
-                lost = lost or loss
+                if stuck:
+                    taking.leave_later(lease._hold, error)
+                else:
+                    await taking.aleave(lease._hold, error)
             except asyncio.CancelledError as cancel:  # it comes out when all are ended
                 cancelled = cancel
+            except Exception as raised:  # noqa: BLE001  # so does this
+                trouble = trouble or raised
+            stuck = stuck or lease._hold.unconfirmed
         if cancelled is not None:
             raise cancelled
-        if lost is not None:
-            raise lost
+        if trouble is not None:
+            raise trouble
 
 
 class AsyncLeaderElection:
@@ -439,10 +446,21 @@ class AsyncLeaderElection:
 
     async def stop(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as on the other face
         """End the campaign: work is cancelled, then the lease is released. See `LeaderElection.stop`."""
+        seconds = None if timeout is None else options.seconds(timeout, "timeout", zero=True)
+        until = None if seconds is None else clock.now() + seconds
+        self._election.request_stop()
         if asyncio.current_task() in self._works:
-            self._election.request_stop()
             return False
-        return await drive.to_the_end(partial(self._election.stop, timeout))
+        cancelled: asyncio.CancelledError | None = None
+        while True:
+            try:  # on the loop: the work may need every thread of ours to end
+                ended = await self._until(self._election.has_ended, None if until is None else until - clock.now())
+            except asyncio.CancelledError as error:
+                cancelled = error
+                continue
+            if cancelled is not None:
+                raise cancelled
+            return ended
 
     async def __aenter__(self) -> Self:
         return self.start()
@@ -478,21 +496,20 @@ class AsyncLeaderElection:
 
     async def wait_for_leader(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109
         """Wait until this worker leads; False if `timeout` or `stop` came first."""
-        await self._until(lambda: self.is_leader or self._election.over, timeout)
+        await self._until(lambda: self.is_leader or self._election.over, _seconds(timeout))
         return self.is_leader
 
     async def wait_until_lost(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109
         """Wait until this worker does not lead. False if `timeout` came first."""
-        return bool(await self._until(lambda: not self.is_leader, timeout))
+        return bool(await self._until(lambda: not self.is_leader, _seconds(timeout)))
 
     def health(self) -> Health:
         """Answer a health probe. See `LeaderElection.health`. Not awaited."""
         return self._election.health()
 
-    async def _until(self, met: Callable[[], R], timeout: Duration | None = None) -> R:  # noqa: ASYNC109
+    async def _until(self, met: Callable[[], R], seconds: float | None = None) -> R:
         """Return what `met` says as soon as that is true, or at the end of the time."""
         loop, changed = drive.running_loop(), asyncio.Event()
-        seconds = None if timeout is None else options.seconds(timeout, "timeout", zero=True, forever=True)
         listener = partial(drive.tell_loop, loop, changed.set)
         self._election.tell(listener)
         try:
@@ -577,10 +594,16 @@ class AsyncLeaderElection:
             term = self._election.begin_work(wait=False)
             if term is None:
                 return None
+            task = asyncio.current_task()
+            assert task is not None  # somebody awaits us
+            inner = task in self._works
+            self._works.add(task)
             current.enter(term.lease)
             try:
                 return await function(*args, **kwargs)
             finally:
+                if not inner:
+                    self._works.discard(task)
                 current.leave(term.lease)
                 self._election.end_work(term)
 
@@ -596,6 +619,10 @@ class AsyncLeaderElection:
 
     def __repr__(self) -> str:
         return repr(self._election).replace("<LeaderElection", "<AsyncLeaderElection", 1)
+
+
+def _seconds(timeout: Duration | None) -> float | None:
+    return None if timeout is None else options.seconds(timeout, "timeout", zero=True, forever=True)
 
 
 class _Ending:

@@ -178,12 +178,18 @@ class LeaderElection:
             inside = thread is threading.current_thread() or (
                 self._term is not None and threading.get_ident() in self._term.workers
             )
-        if thread is None:
-            return True
-        if inside:
-            return False
-        thread.join(seconds)
-        return not thread.is_alive()
+            if thread is None:
+                return True
+            # Not by joining: a signal handler may have interrupted this thread while it held the lock, and waiting
+            # gives that up as well.
+            if inside or not self._changed.wait_for(lambda: self._thread is not thread, seconds):
+                return False
+        thread.join(1.0)  # it has nothing more to do
+        return True
+
+    def has_ended(self) -> bool:
+        """Tell whether no campaign goes on, not even one that was told to end."""
+        return self._thread is None
 
     def request_stop(self) -> None:
         """Begin to end the campaign, and return at once."""

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, final
 
 from pglease import current, options
-from pglease.errors import ConfigurationError, LeaseLostError
+from pglease.errors import ConfigurationError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import Duration, HoldOptions, OnLost
 from pglease.primitives import talk
@@ -138,16 +138,21 @@ class GroupContext:
             self.leave(group, error)
 
     def leave(self, group: LeaseGroup, error: BaseException | None) -> None:
-        """End every hold of a block; the first loss is raised when all are ended."""
-        lost: LeaseLostError | None = None
+        """End every hold of a block; the first loss is raised when all are ended.
+
+        Once the store leaves one release unconfirmed, the background has the others: it takes no longer than one.
+        """
+        taking, stuck = self.leases.taking, False
+        trouble: Exception | None = None
         for lease in reversed(list(group)):
             current.leave(lease)
             try:
-                self.leases.taking.leave(lease._hold, error)
-            except LeaseLostError as loss:
-                lost = lost or loss
-        if lost is not None:
-            raise lost
+                (taking.leave_later if stuck else taking.leave)(lease._hold, error)
+            except Exception as raised:  # noqa: BLE001  # raised below, when the others are ended
+                trouble = trouble or raised
+            stuck = stuck or lease._hold.unconfirmed
+        if trouble is not None:
+            raise trouble
 
     def conversation(self) -> Talk[LeaseGroup | NotAcquired]:
         """Return the talk: nobody waits while it holds anything, so there is no deadlock."""

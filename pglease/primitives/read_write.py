@@ -7,10 +7,10 @@ writer's flag keeps new readers out while it waits for the present ones to end; 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -104,12 +104,12 @@ class ReadWriteLock:
             raise not_acquired(taken, replace(self._reader, wait=wait))
         return taken
 
-    @contextmanager
+    @contextlib.contextmanager
     def read(self, timeout: Duration | None = None) -> Iterator[HeldLease]:
         """Return a block for reading."""
         yield from self._block(self.acquire_read(timeout))
 
-    @contextmanager
+    @contextlib.contextmanager
     def write(self, timeout: Duration | None = None) -> Iterator[HeldLease]:
         """Return a block for writing."""
         yield from self._block(self.acquire_write(timeout))
@@ -151,7 +151,11 @@ class ReadWriteLock:
 
     @property
     def poisoned(self) -> bool:
-        """Whether the last writer's lease ran out, by the store: what it wrote may be half done."""
+        """Whether the last writer's lease ran out, by the store: what it wrote may be half done.
+
+        Known until the next writer comes, also one that only waits and gives up; and not known of a writer whose hold
+        was renewed by hand with another ttl, or ended by an operator.
+        """
         record = self.leases.get_lease(self._writer.name)
         if record is None or not record.is_expired():
             return False
@@ -209,7 +213,7 @@ class ReadWriteLock:
         """Return the talk of one acquire for writing."""
         deadline = Deadline(wait)
         self._refuse_to_wait(deadline, lambda name: name == self._writer.name or self._is_reader(name))
-        intent = replace(self._writer, ttl=min(self._writer.ttl, INTENT_TTL))
+        intent = replace(self._writer, ttl=min(self._writer.ttl, INTENT_TTL), max_hold=None)
         while True:
             taken: HeldLease | NotAcquired = yield Take(deadline.of(intent))
             if isinstance(taken, NotAcquired):
@@ -220,6 +224,8 @@ class ReadWriteLock:
                 talk.abandon(taken, self.leases)
                 raise
             if reader is None and taken.held:
+                if self._writer.max_hold is not None:
+                    taken._hold.limit(self._writer.max_hold)
                 return taken
             talk.abandon(taken, self.leases)
             if deadline.over():
@@ -231,7 +237,8 @@ class ReadWriteLock:
             reading = _live(self.name, (yield List(self.name + READER)))
             if not reading:
                 if writing._hold.ttl != self._writer.ttl:
-                    yield Renew(writing, self._writer.ttl)
+                    with contextlib.suppress(NotOwnedError):  # it was over by then, and whoever waits begins anew
+                        yield Renew(writing, self._writer.ttl)
                 return None
             if deadline.over():
                 return reading[0]
@@ -241,6 +248,14 @@ class ReadWriteLock:
     def downgrading(self, writing: HeldLease) -> Talk[HeldLease]:
         """Return the talk of a downgrade."""
         reading = yield from self._raise_flag()
+        try:
+            writer: Lease | None = yield Look(self._writer.name)
+        except BaseException:
+            talk.abandon(reading, self.leases)
+            raise
+        if writer is None or writer.is_expired() or writer.fencing_token != writing.fencing_token:
+            talk.abandon(reading, self.leases)  # the flag may have come too late for another writer to see it
+            raise NotOwnedError(f"{writing!r} had ended before it read under {self.name!r}", name=self.name)
         talk.abandon(writing, self.leases)
         return reading
 

@@ -157,14 +157,16 @@ class Semaphore:
 
     def conversation(self, wait: float | None) -> Talk[HeldLease | NotAcquired]:
         """Return the talk of one acquire."""
-        deadline = Deadline(wait)
+        deadline, refusal = Deadline(wait), None
         if not self._gate.fair or deadline.over():
             taken = yield from self._try_once()
             if isinstance(taken, HeldLease) or deadline.over():
                 return taken
+            refusal = taken
         gate = yield Take(deadline.of(self._gate))
         if isinstance(gate, NotAcquired):
-            return gate
+            said = gate if refusal is None else refusal  # who holds a slot, rather than who waits
+            return NotAcquired(self.name, said.lease, said.retry_after)
         try:
             return (yield from self._wait_at(gate, deadline))
         finally:
@@ -182,16 +184,33 @@ class Semaphore:
 
     def _try_once(self) -> Talk[HeldLease | NotAcquired]:
         """Look for free slots and try them in a random order, since others look too."""
+        limit = self._limit
         live = _live(self.name, (yield List(self.name + SLOT)))
         taken = {number for number, _ in live}
-        room = self._limit - len(live)
-        free = [number for number in range(self._limit) if number not in taken]
+        room = limit - len(live)
+        free = [number for number in range(limit) if number not in taken]
         for number in random.sample(free, min(len(free), max(0, room), 3)):
             answer = yield Take(replace(self._slot, name=f"{self.name}{SLOT}{number}", wait=None))
             if isinstance(answer, HeldLease):
-                return answer
+                if max(taken, default=0) < limit or (yield from self._has_room(answer, limit)):
+                    return answer
+                break
         first = min((record for _, record in live), key=Lease.time_remaining, default=None)
         return NotAcquired(self.name, first, first.time_remaining() if first is not None else 0.0)
+
+    def _has_room(self, slot: HeldLease, limit: int) -> Talk[bool]:
+        """Count once more with `slot` taken, and give it back if it is one too many.
+
+        Where somebody holds beyond the limit, there are more slots than room, and several may have taken one at once.
+        """
+        try:
+            live = _live(self.name, (yield List(self.name + SLOT)))
+        except BaseException:
+            talk.abandon(slot, self.leases)
+            raise
+        if len(live) > limit:
+            talk.abandon(slot, self.leases)
+        return len(live) <= limit
 
     def __repr__(self) -> str:
         return f"<Semaphore {self.name!r}, limit {self._limit}>"

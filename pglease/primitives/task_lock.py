@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pglease import current, options
+from pglease import current, identity, options
 from pglease.errors import ConfigurationError, NotOwnedError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import Duration, OnLost
@@ -38,7 +38,7 @@ class TaskLock:
         ConfigurationError: every broken rule at once.
     """
 
-    __slots__ = ("_lease", "leases", "wanted")
+    __slots__ = ("_blocks", "_lease", "leases", "wanted")
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class TaskLock:
         )
         leases.check_traits(self.wanted)
         self._lease: HeldLease | None = None
+        self._blocks: dict[identity.Caller, list[HeldLease | NotAcquired]] = {}
 
     @property
     def name(self) -> str:
@@ -86,8 +87,9 @@ class TaskLock:
         return self.got(self.leases.taking.take(self.wanted))
 
     def got(self, taken: HeldLease | NotAcquired) -> HeldLease | NotAcquired:
-        """Keep the handle of what was taken."""
-        self._lease = taken if isinstance(taken, HeldLease) else None
+        """Keep the handle of what was taken; a refusal leaves the run that may be under way its handle."""
+        if isinstance(taken, HeldLease):
+            self._lease = taken
         return taken
 
     def refresh(self, ttl: Duration | None = None) -> HeldLease:
@@ -129,9 +131,7 @@ class TaskLock:
 
     def __enter__(self) -> HeldLease | NotAcquired:
         self.refuse_if_in_use()
-        taken = self.acquire()
-        self.begin_block()
-        return taken
+        return self.begin_block(self.acquire())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -146,17 +146,26 @@ class TaskLock:
         if self._lease is not None and self._lease.held:
             raise ConfigurationError(f"this TaskLock({self.name!r}) is in use: a second block needs its own")
 
-    def begin_block(self) -> None:
-        """Let the body run under what was taken."""
-        if self._lease is not None:
-            self._lease._hold.in_block = True
-            current.enter(self._lease)
+    def begin_block(self, taken: HeldLease | NotAcquired) -> HeldLease | NotAcquired:
+        """Let this caller's body run under what was taken."""
+        self._blocks.setdefault(identity.current_caller(), []).append(taken)
+        if isinstance(taken, HeldLease):
+            taken._hold.in_block = True
+            current.enter(taken)
+        return taken
 
     def end_block(self) -> HeldLease | None:
-        """Return what the body ran under, to be given back."""
-        if self._lease is not None:
-            current.leave(self._lease)
-        return self._lease
+        """Return what this caller's body ran under, to be given back; a run that was late may have a successor here."""
+        caller = identity.current_caller()
+        if caller not in self._blocks:
+            caller = next(iter(self._blocks))  # another caller leaves it
+        taken = self._blocks[caller].pop()
+        if not self._blocks[caller]:
+            del self._blocks[caller]
+        if isinstance(taken, NotAcquired):
+            return None
+        current.leave(taken)
+        return taken
 
     def __repr__(self) -> str:
         return (

@@ -14,6 +14,7 @@ from pglease import (
     NotOwnedError,
     ReentrantError,
     current_lease,
+    drive,
 )
 
 SOON = 30
@@ -300,3 +301,55 @@ def test_waiting_and_stepping_down(aleases, rival):
 
     asyncio.run(story())
     assert rival.try_acquire("role")
+
+
+def test_work_that_leaves_locks_behind_it_ends_however_many_elections_are_stopped_at_once(aleases):
+    async def work(lease) -> None:
+        lock = aleases.lock(f"lock of {lease.name}")
+        await lock.acquire()
+        locks.append(lock)
+        begun.release()
+        try:
+            await asyncio.sleep(10 * SOON)
+        finally:
+            await lock.release()
+
+    locks: list = []
+    begun = asyncio.Semaphore(0)
+
+    async def story() -> None:
+        elections = [aleases.leader_election(f"role-{number}") for number in range(drive.MOST_KEEPERS)]
+        leading = [asyncio.create_task(election.lead(work, repeat=True)) for election in elections]
+        async with asyncio.timeout(SOON):
+            for _ in elections:
+                await begun.acquire()
+        async with asyncio.timeout(SOON):
+            assert all(await asyncio.gather(*(election.stop() for election in elections)))
+            await asyncio.gather(*leading)
+        assert not any([await lock.locked() for lock in locks])
+
+    asyncio.run(story())
+
+
+def test_leader_only_work_may_stop_its_own_election(aleases):
+    async def story() -> None:
+        election = aleases.leader_election("role").start()
+        stopping = election.leader_only(election.stop)
+        assert await election.wait_for_leader(SOON)
+        assert await asyncio.wait_for(stopping(), SOON) is False
+        assert await election.stop()
+
+    asyncio.run(story())
+
+
+def test_a_grant_that_its_own_slots_cannot_place_is_given_back(aleases, rival):
+    class Broken:
+        def end(self, moment):
+            raise ValueError(moment)
+
+    async def story() -> None:
+        with pytest.raises(ValueError, match="2"):
+            await aleases.task_lock("nightly", once_per=Broken()).acquire()
+
+    asyncio.run(story())
+    assert rival.wait_for_lease("nightly", timeout=10, poll_interval=0.05)

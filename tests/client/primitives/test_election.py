@@ -385,3 +385,15 @@ def test_starting_twice_is_one_campaign(leases):
 def test_what_is_wrong_is_said_when_it_is_built(leases, arguments, named):
     with pytest.raises(ConfigurationError, match=named):
         leases.leader_election(**{"name": "role", **arguments})
+
+
+def test_a_signal_handler_may_stop_it_whatever_it_has_interrupted(leases):
+    election = leases.leader_election("role").start()
+    assert election.wait_for_leader(SOON)
+
+    def interrupted() -> bool:
+        with election._changed:  # as in the middle of `begin_work`
+            return election.stop()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(interrupted).result(SOON)

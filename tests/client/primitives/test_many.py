@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pglease import AcquisitionError, ConfigurationError, LeaseLostError, current_lease
+from pglease import AcquisitionError, BackendUnavailable, ConfigurationError, LeaseLostError, current_lease
 from tests.support.worlds import wait_until
 
 
@@ -92,3 +92,37 @@ def test_a_block_is_entered_once(leases):
     block = leases.acquire_many(["a"])
     with block, pytest.raises(ConfigurationError, match="in use"):
         block.__enter__()
+
+
+def test_a_store_that_confirms_nothing_holds_up_the_end_of_a_block_once(leases, monkeypatch):
+    asked: list[str] = []
+
+    def unconfirmed(hold, _seconds):
+        asked.append(hold.name)
+        hold.end()
+        raise BackendUnavailable("no answer")
+
+    with leases.acquire_many(["a", "b", "c"]):
+        monkeypatch.setattr(leases.heartbeat_manager, "settle", unconfirmed)
+
+    assert asked == ["c"]
+    assert leases.holding() == []
+    monkeypatch.undo()
+
+
+def test_one_release_that_fails_for_whatever_reason_leaves_no_other_held(leases, rival, monkeypatch):
+    settle, failures = leases.heartbeat_manager.settle, iter([ConfigurationError("a lent connection of no use")])
+
+    def fail_once(hold, seconds):
+        for error in failures:
+            hold.end()
+            leases.heartbeat_manager.give_back.add(hold.name, hold.lease_id)
+            raise error
+        return settle(hold, seconds)
+
+    monkeypatch.setattr(leases.heartbeat_manager, "settle", fail_once)
+    with pytest.raises(ConfigurationError), leases.acquire_many(["a", "b"]):
+        pass
+
+    assert leases.holding() == []
+    assert rival.wait_for_lease("a", timeout=10, poll_interval=0.05)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pglease import AcquireTimeout, NotOwnedError, ReentrantError
+from pglease import AcquireTimeout, HeldLease, NotOwnedError, ReentrantError, clock
 from pglease.options import hold_options
 from tests.support.worlds import wait_until
 
@@ -159,3 +159,42 @@ def test_a_writer_that_died_while_it_waited_keeps_readers_out_for_its_short_inte
         assert another.held
         assert not intent.held
     reading.release()
+
+
+def test_a_writer_that_lapsed_does_not_become_a_reader_beside_the_next(leases, rival, store):
+    lock = leases.read_write_lock("book")
+    writing = lock.acquire_write()
+    store.lapse("book#writer")  # while its holder was paused, and believes in it still
+    with rival.read_write_lock("book").write(timeout=10):
+        with pytest.raises(NotOwnedError):
+            lock.downgrade(writing)
+        wait_until(lambda: not lock.readers(), within=10)
+    with pytest.raises(NotOwnedError):
+        writing.renew()
+
+
+def test_an_intent_that_lapsed_before_it_was_made_long_begins_anew(leases, store, monkeypatch):
+    renew, lapses = HeldLease.renew, iter([True])
+
+    def lapse_first(lease, ttl=None):
+        if next(lapses, False):
+            store.lapse("book#writer")
+        renew(lease, ttl)
+
+    monkeypatch.setattr(HeldLease, "renew", lapse_first)
+    with leases.read_write_lock("book").write(timeout=20) as writing:
+        assert writing.fencing_token == 2
+
+
+def test_waiting_for_readers_does_not_count_as_holding(leases, rival):
+    reading = rival.read_write_lock("book").acquire_read()
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(leases.read_write_lock("book", max_hold=600).acquire_write, 30)
+        wait_until(lambda: leases.list_leases("book#writer"), within=20)
+        time.sleep(0.2)
+        began = clock.now()
+        reading.release()
+        written = writing.result(30)
+
+    assert written._hold.max_until >= began + 600
+    written.release()

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pglease import AcquireTimeout, ConfigurationError, NotOwnedError
+from pglease.primitives import talk
 
 
 def test_as_many_hold_as_the_limit_says(leases, rival):
@@ -107,3 +108,39 @@ def test_a_limit_is_a_number(leases, limit):
 def test_a_long_name_is_refused(leases):
     with pytest.raises(ConfigurationError, match="name must have at most 240"):
         leases.semaphore("n" * 241, 1)
+
+
+def test_two_who_ask_at_once_do_not_both_fit_under_a_limit_that_was_lowered(leases, rival):
+    slots = [leases.semaphore("db", 4).acquire() for _ in range(4)]
+    last = next(slot for slot in slots if slot.name == "db#slot:3")
+    for slot in slots:
+        if slot is not last:
+            slot.release()
+    talks = [(client.semaphore("db", 2).conversation(None), client) for client in (leases, rival)]
+    looks = [talk.look(next(conversation), client) for conversation, client in talks]
+
+    taken = [_finish(conversation, look, client) for (conversation, client), look in zip(talks, looks, strict=True)]
+
+    assert sum(map(bool, taken)) <= 1
+    for slot in (*filter(None, taken), last):
+        slot.release()
+
+
+def _finish(conversation, answer, client):
+    """Carry a talk on from an answer that others have made old."""
+    try:
+        while True:
+            answer = talk._grant(conversation.send(answer), client)
+    except StopIteration as end:
+        return end.value
+
+
+def test_whoever_waits_behind_a_waiter_hears_who_holds(leases, rival, store):
+    with leases.semaphore("db", 1), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(rival.semaphore("db", 1).acquire, 20)
+        while not leases.list_leases("db#gate"):
+            time.sleep(0.01)
+        with pytest.raises(AcquireTimeout, match="'db' is still held by 'ours'"):
+            store.rival("third").semaphore("db", 1).acquire(timeout=0.3)
+        leases.release("db#slot:0")
+        waiting.result(30).release()

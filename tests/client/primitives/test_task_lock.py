@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
 import pytest
 
 from pglease import ConfigurationError, LeaseLostError, NotOwnedError
@@ -79,3 +83,37 @@ def test_min_hold_above_ttl_needs_renewal(leases):
     with pytest.raises(ConfigurationError, match="needs renewal"):
         leases.task_lock("nightly", ttl=10, min_hold=20)
     assert leases.task_lock("nightly", ttl=10, min_hold=20, heartbeat=True)
+
+
+def test_a_late_run_does_not_end_its_successors_lease(leases, rival, store):
+    task = leases.task_lock("nightly")
+    with ThreadPoolExecutor(1) as pool, ExitStack() as late:
+        first = late.enter_context(task)
+        store.lapse("nightly")
+        with pytest.raises(NotOwnedError):
+            first.renew()
+        leaving = threading.Event()
+
+        def run_again() -> bool:
+            with task as second:
+                leaving.set()
+                assert ended.wait(60)
+                return second.held and not rival.try_acquire("nightly")
+
+        ended = threading.Event()
+        successor = pool.submit(run_again)
+        assert leaving.wait(60)
+        with pytest.raises(LeaseLostError):
+            late.close()
+        ended.set()
+        assert successor.result(60)
+
+
+def test_a_refused_run_leaves_the_one_under_way_its_lease(leases, rival):
+    task = leases.task_lock("nightly")
+    task.acquire()
+
+    assert not task.acquire()
+
+    assert not rival.try_acquire("nightly")
+    task.release()
