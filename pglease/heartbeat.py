@@ -32,6 +32,9 @@ RELEASE_BOX = 2.0
 HASTY_RELEASE_BOX = 0.5
 """The same when the body has raised: its error is what the caller waits for."""
 LONGEST_RENEWAL = 5.0
+BRIEFLY = 0.3
+"""Seconds for which a renewal by hand looks again at a row that somebody has locked: rivals and waiters lock one for a
+millisecond, and nobody would look again for the caller. On the thread, the next try is never far."""
 WARN_EVERY = 10.0
 """Seconds between two warnings about one lease whose renewal is unknown."""
 
@@ -222,14 +225,23 @@ class HeartbeatManager:
             if ttl is not None and ttl != hold.ttl and not self._change_ttl(hold, ttl, budget):
                 return Unknown(BackendUnavailable(f"a renewal of {hold.name!r} by its old ttl is still under way"))
             renewal = Renewal(hold.name, hold.lease_id, hold.ttl)
-            try:
-                (outcome,) = self.backend.renew([renewal], budget)
-            except BackendUnavailable as error:
-                outcome = Unknown(error)
+            outcome = self._insist(renewal, budget)
             self._apply(hold, renewal, outcome, budget.sent_at)
         finally:
             hold.renewing.release()
         return outcome
+
+    def _insist(self, renewal: Renewal, budget: Budget) -> RenewalOutcome:
+        """Renew one hold; look again for a moment if its row is locked."""
+        until = min(budget.until, clock.now() + BRIEFLY)
+        while True:
+            try:
+                (outcome,) = self.backend.renew([renewal], budget)
+            except BackendUnavailable as error:
+                return Unknown(error)
+            if not isinstance(outcome, Unknown) or clock.now() >= until:
+                return outcome
+            time.sleep(0.005)
 
     def _change_ttl(self, hold: Hold, ttl: float, budget: Budget) -> bool:
         """Have this renewal and all later ones ask for `ttl`; False while one that asks for the old ttl is under way.
@@ -384,7 +396,7 @@ class HeartbeatManager:
         try:
             return self.backend.renew(renewals, budget)
         except Exception as error:  # also a backend that its owner has closed: unknown, and asked again at leisure
-            if not isinstance(error, BackendError):
+            if not isinstance(error, PgleaseError):  # ours say all there is to say, also of a connection of no use
                 log.exception("a renewal failed in an unexpected way")
             return [Unknown(error)] * len(renewals)
 

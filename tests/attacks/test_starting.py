@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import psycopg
 import pytest
@@ -15,6 +12,7 @@ from psycopg import sql as compose
 
 from pglease import BackendError, BackendMisconfigured, BackendUnavailable, PGLease
 from pglease.testing.local_postgres import LocalPostgres
+from pglease.testing.local_replica import LocalReplica
 from tests.attacks.world import Child, all_at_once, row_locked, sql
 
 STARTER = """
@@ -185,27 +183,11 @@ def test_a_table_in_a_schema_of_its_own_is_found_and_kept_apart(dsn: str, client
 
 
 @pytest.fixture
-def primary_and_standby(
-    fresh_postgres: Callable[..., LocalPostgres], tmp_path_factory: Any
-) -> Iterator[tuple[str, str]]:
+def primary_and_standby(fresh_postgres: Callable[..., LocalPostgres]) -> Iterator[tuple[str, str]]:
     """The DSNs of a primary and of its standby."""
     primary = fresh_postgres()
-    basebackup = primary.bindir / "pg_basebackup"
-    if not basebackup.exists():
-        pytest.skip("this PostgreSQL comes without pg_basebackup")
-    copy = fresh_postgres()
-    copy.stop(keep=True)
-    shutil.rmtree(copy.data)
-    subprocess.run(
-        [basebackup, "-d", primary.admin_dsn, "-D", copy.data, "-X", "stream", "-R", "-c", "fast"],
-        check=True,
-        capture_output=True,
-    )
-    owner = copy.base.stat()
-    for path in [copy.data, *copy.data.rglob("*")]:
-        shutil.chown(path, owner.st_uid, owner.st_gid)
-    copy.start()
-    return (primary.dsn, copy.dsn)
+    with LocalReplica(primary) as standby:
+        yield primary.dsn, standby.dsn
 
 
 def test_with_the_standby_named_first_the_primary_is_found(primary_and_standby: tuple[str, str]) -> None:

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from pglease import BackendMisconfigured, NotOwnedError, PGLease, PostgresBackend
-from pglease.records import Granted, Held, Refused, Released
+from pglease import BackendMisconfigured, NotOwnedError, PGLease, PostgresBackend, identity
+from pglease.records import Granted, Held, Refused, Released, Request, Ticket
 from pglease.testing.local_pgbouncer import PgBouncer
 from pglease.testing.local_postgres import LocalPostgres
 from pglease.testing.local_replica import LocalReplica
@@ -381,6 +381,25 @@ def test_a_quarantine_by_the_table_is_as_long_as_the_longest_ttl_in_it(dsn):
         assert expected - 20 < refused.retry_after <= expected
         execute(dsn, f"UPDATE {TABLE}_meta SET quarantined_until = NULL")
         backend.close()
+
+
+def test_in_quarantine_and_over_a_new_epoch_a_place_in_the_queue_is_kept_until_it_is_served(dsn):
+    """Asked in turn and refused for another reason: the ticket stays the first."""
+    first, second = (Ticket("job", identity.new_lease_id(), label, 60.0) for label in ("first", "second"))
+    with store(dsn) as backend:
+        _, lease_id = grant(backend, "job")
+        assert [backend.queue(ticket, budget()).ahead for ticket in (first, second)] == [0, 1]
+        backend.release("job", lease_id, budget())
+        backend.bump_epoch(quarantine=3600)
+        asked = Request("job", "first", identity.new_lease_id(), 60.0, ticket_id=first.ticket_id)
+
+        assert isinstance(backend.try_acquire(asked, budget()), Refused)
+        assert backend.queue(second, budget()).ahead == 1
+
+        execute(dsn, f"UPDATE {TABLE}_meta SET quarantined_until = NULL")
+        move(dsn)
+        assert backend.try_acquire(asked, budget()).lease.fencing_token == 2 * EPOCH + 1
+        assert backend.queue(second, budget()).ahead == 0
 
 
 def test_a_new_table_has_no_quarantine(dsn):

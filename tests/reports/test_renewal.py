@@ -14,7 +14,7 @@ import psycopg_pool
 import pytest
 
 from pglease import BackendUnavailable, PGLease, PostgresBackend, clock, options
-from pglease.records import Held, Renewal
+from pglease.records import Held, Renewal, Unknown
 from tests.support.worlds import (
     TABLE,
     Stopwatch,
@@ -27,6 +27,7 @@ from tests.support.worlds import (
     grant,
     heartbeats,
     is_free,
+    locked_row,
     renew,
     steal,
     store,
@@ -563,3 +564,59 @@ def test_renewals_are_quick_while_cleaning_goes_on_beside_a_guard_and_a_writer(d
 
     times.sort()
     assert times[989] < 0.2, f"p99 {times[989]:.3f} s, median {times[500]:.4f} s"
+
+
+class BrieflyLocked(PostgresBackend):
+    """A store in which somebody has the row locked at the next few looks."""
+
+    looks = 0
+
+    def renew(self, renewals, budget):
+        if self.looks:
+            self.looks -= 1
+            return [Unknown(BackendUnavailable("locked by another session")) for _ in renewals]
+        return super().renew(renewals, budget)
+
+
+@pytest.mark.parametrize("call", ["renew", "ensure"])
+def test_a_renewal_by_hand_outlasts_somebodys_brief_lock(dsn, call):
+    """A rival or a waiter locks the row for a moment; whoever asks by hand is not told of it."""
+    backend = BrieflyLocked(dsn)
+    with on(backend) as leases:
+        assert leases.try_acquire("job", ttl=60, heartbeat=False)
+        lease, before = leases.held("job"), heartbeats(dsn, "job")
+        backend.looks = 3
+
+        lease.renew() if call == "renew" else lease.ensure(3600)
+
+        assert heartbeats(dsn, "job") > before
+
+
+def test_a_renewal_by_hand_of_a_row_that_stays_locked_is_unknown_soon(dsn):
+    """It does not wait behind a stranger."""
+    with PGLease(dsn) as leases:
+        assert leases.try_acquire("job", ttl=60, heartbeat=False)
+        with locked_row(dsn, "job", "UPDATE"):
+            watch = Stopwatch()
+            with pytest.raises(BackendUnavailable, match="locked by another session"):
+                leases.renew("job")
+            assert watch.seconds < 3
+
+
+def test_a_renewal_on_a_connection_of_no_use_is_unknown_and_no_surprise(dsn, caplog):
+    """The factory lends one that is inside a transaction: said in one line, without a traceback."""
+    connection = psycopg.connect(dsn, autocommit=True)
+
+    @contextmanager
+    def factory():
+        yield connection
+
+    with PGLease(PostgresBackend.from_connection_factory(factory)) as leases:
+        assert leases.try_acquire("job", ttl=1.5)
+        connection.execute("BEGIN")
+        told = wait_until(lambda: [each for each in caplog.records if "whether the lease 'job'" in each.getMessage()])
+        connection.execute("ROLLBACK")
+
+    assert "inside a transaction" in told[0].getMessage()
+    assert [each for each in caplog.records if each.exc_info] == []
+    connection.close()

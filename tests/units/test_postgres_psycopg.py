@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -360,6 +361,20 @@ def test_nothing_is_left_open_after_close(dsn, admin, database):
             == (0,)
         )
     )
+
+
+def test_closing_while_a_connection_is_made_into_a_hole_is_nothing_to_tell(caplog):
+    """Somebody takes the connection and says nothing: the pool's thread is in there for as long as libpq waits."""
+    with socket.create_server(("127.0.0.1", 0)) as hole:
+        made = OwnConnections(
+            Dsn(f"postgresql://me@127.0.0.1:{hole.getsockname()[1]}/db"), pool_size=1, connect_timeout=3
+        )
+        with pytest.raises(BackendUnavailable), made.lend(budget(0.2)):
+            pytest.fail("nobody answers")
+
+        made.close()
+
+    assert caplog.records == []
 
 
 def test_what_a_plain_connection_of_psycopg_reads_is_the_same(link, dsn):
