@@ -254,7 +254,7 @@ class Hold:
         """In a forked child: it is the parent's. Locks are replaced, nobody is told."""
         self._lock, self.renewing = threading.RLock(), threading.RLock()
         if self._lost is not None:
-            self._lost = Bell()  # its own lock may be held by a thread that is not here
+            self._lost = Bell()  # the old one has threads waiting that are not here
             if self.loss is not None:
                 self._lost.set()
         if not self.over:
