@@ -275,11 +275,16 @@ ENDINGS = {
 }
 
 
+def without_slowness(complaints: str) -> str:
+    """Leave out what the development mode says about a busy machine."""
+    return "".join(line for line in complaints.splitlines(keepends=True) if not line.startswith("Executing <"))
+
+
 @pytest.mark.parametrize("script", ENDINGS.values(), ids=ENDINGS)
 def test_however_a_program_ends_it_leaves_no_lease_and_says_nothing(dsn, script):
     code, complaints, _ = program(script, dsn)
 
-    assert (code, complaints) == (0, "")
+    assert (code, without_slowness(complaints)) == (0, "")
     wait_until(lambda: execute(dsn, f"SELECT to_regclass('{TABLE}')") == [(None,)] or is_free(dsn, "job"))
 
 
