@@ -2,7 +2,7 @@
 
 The bare driver is psycopg with the same statements, prepared, on one connection in autocommit, without a pool, a
 deadline, a renewer or a record: the least that anybody could do. For a losing try it is a `SELECT` of the
-holder's record by its key.
+holder's record by its key; for a guard, the plainest statement that locks that row, in the same kind of transaction.
 """
 
 from __future__ import annotations
@@ -50,6 +50,15 @@ class Figure:
         return self.most is None or self.ratio <= self.most
 
 
+LOCK = "SELECT 1 FROM public.pglease_leases WHERE task_name = %s FOR KEY SHARE"
+
+
+def begin(connection: psycopg.Connection) -> None:
+    """End a caller's transaction and begin the next."""
+    connection.commit()
+    connection.execute("SELECT 1")
+
+
 class Bare:
     """The least that anybody could do: the same statements on one connection."""
 
@@ -58,10 +67,11 @@ class Bare:
         self._link.execute(OURS_ALONE)
         self._sql = Statements.of(TableNames("pglease_leases", "public"), PROTOCOL)
         self._hold = self._acquire("bare renewal", 3600.0)
+        self._caller = psycopg.connect(dsn)
 
     def _acquire(self, name: str, ttl: float) -> str:
         lease_id = os.urandom(16).hex()
-        params = {"name": name, "owner": "bare", "lease_id": lease_id, "ttl": ttl, "metadata": None}
+        params = {"name": name, "owner": "bare", "lease_id": lease_id, "ttl": ttl, "metadata": None, "in_turn": False}
         self._link.execute(self._sql.try_acquire, params).fetchall()
         return lease_id
 
@@ -71,6 +81,12 @@ class Bare:
 
     def select(self) -> None:
         self._link.execute(self._sql.look, {"name": "held", "lease_id": None}).fetchone()
+
+    def lock(self) -> None:
+        self._caller.execute(LOCK, ("held",)).fetchone()
+
+    def begin(self) -> None:
+        begin(self._caller)
 
     def renew(self) -> None:
         params = {"names": ["bare renewal"], "lease_ids": [self._hold], "ttls": [3600.0]}
@@ -85,8 +101,9 @@ class Ours:
         self._rival = pglease.PGLease(dsn)
         self._asynchronous = pglease.AsyncPGLease(self._leases)
         self._loop = asyncio.new_event_loop()
-        self._leases.try_acquire("held", ttl=3600)
         self._leases.try_acquire("renewal", ttl=3600)
+        self._held = self._leases.wait_for_lease("held", ttl=3600)
+        self._caller = psycopg.connect(dsn)
 
     def close(self) -> None:
         self._leases.close()
@@ -107,6 +124,12 @@ class Ours:
     def pair(self) -> None:
         self._leases.try_acquire("pair", ttl=60)
         self._leases.release("pair")
+
+    def guard(self) -> None:
+        self._held.guard(self._caller)
+
+    def begin(self) -> None:
+        begin(self._caller)
 
     def lose(self) -> None:
         self._rival.try_acquire("held", ttl=60)
@@ -134,9 +157,15 @@ def measure(rounds: int, runs: int) -> list[Figure]:
             few = rounds // 4 if flush else rounds
 
             def compare(
-                work: str, mine: Callable[[], None], theirs: Callable[[], None], most: float | None, few: int = few
+                work: str,
+                mine: Callable[[], None],
+                theirs: Callable[[], None],
+                most: float | None,
+                *,
+                few: int = few,
+                before: Callable[[], object] = lambda: None,
             ) -> None:
-                timings = side_by_side({"ours": mine, "bare": theirs}, rounds=few, runs=runs)
+                timings = side_by_side({"ours": mine, "bare": theirs}, rounds=few, runs=runs, before=before)
                 figures.append(Figure(work, word, timings["ours"], timings["bare"], most))  # noqa: B023
 
             compare("try_acquire + release", ours.pair, bare.pair, 1.1 if flush else 1.25)
@@ -145,6 +174,7 @@ def measure(rounds: int, runs: int) -> list[Figure]:
             compare("renew", ours.renew, bare.renew, None)
             if not flush:
                 compare("losing try", ours.lose, bare.select, 1.25)
+                compare("guard", ours.guard, bare.lock, 1.3, before=lambda: (ours.begin(), bare.begin()))
     return figures
 
 
@@ -156,7 +186,7 @@ def report(figures: list[Figure]) -> str:
 Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}. Each figure is the median of its runs, both sides taken in
 turn in one process on one machine; in brackets the smallest and the largest median of a run. *Bare* is psycopg with the
 same statements and session settings, prepared, on one connection; for the losing try a `SELECT` of the record; for
-`async with` the same block of `PGLease`.
+`async with` the same block of `PGLease`; for the guard a `SELECT … FOR KEY SHARE`, both in a transaction that is open.
 
 | work | WAL flush | pglease, µs | bare, µs | ratio | aim |
 |---|---|---|---|---|---|

@@ -24,27 +24,37 @@ class Timing:
         return cls(statistics.median(medians), min(medians), max(medians))
 
 
-def side_by_side(calls: Mapping[str, Callable[[], object]], *, rounds: int, runs: int) -> dict[str, Timing]:
-    """Time each of `calls`, `rounds` times in each of `runs` runs, in turn: A B A B."""
+def _nothing() -> None:
+    """Nothing."""
+
+
+def side_by_side(
+    calls: Mapping[str, Callable[[], object]], *, rounds: int, runs: int, before: Callable[[], object] = _nothing
+) -> dict[str, Timing]:
+    """Time each of `calls`, `rounds` times in each of `runs` runs, in turn: A B A B; `before` each, untimed."""
     for call in calls.values():
         for _ in range(50):  # connections, prepared statements, caches
+            before()
             call()
     taken: dict[str, list[list[float]]] = {name: [] for name in calls}
     gc.collect()
     gc.disable()
     try:
         for _ in range(runs):
-            for name, seconds in _run(calls, rounds).items():
+            for name, seconds in _run(calls, rounds, before).items():
                 taken[name].append(seconds)
     finally:
         gc.enable()
     return {name: Timing.of(seconds) for name, seconds in taken.items()}
 
 
-def _run(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def _run(
+    calls: Mapping[str, Callable[[], object]], rounds: int, before: Callable[[], object]
+) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
+            before()
             begun = time.perf_counter()
             call()
             seconds[name].append(time.perf_counter() - begun)

@@ -109,6 +109,17 @@ def test_a_demo_that_goes_wrong_says_so(dsn, admin, database, monkeypatch):
     assert schemas(dsn) == 0
 
 
+def test_a_demo_whose_guard_lets_everything_through_says_so(dsn, admin, database, monkeypatch):
+    admin.execute(f"GRANT CREATE ON DATABASE {database} TO PUBLIC")
+    monkeypatch.setattr("pglease.backends.postgres.PostgresBackend.guard", lambda *_, **__: None)
+    story = Story(dsn, say=lambda _: None)
+
+    assert story.play() is False
+
+    assert ["late write" in fact.text for fact in story.facts if not fact.true] == [True]
+    assert schemas(dsn) == 0
+
+
 def test_without_a_server_package_one_sentence_says_what_to_install(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("PGLEASE_PG_BIN", str(tmp_path))
 

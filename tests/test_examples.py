@@ -118,3 +118,19 @@ def test_a_migration_that_takes_too_long_elsewhere_has_an_end(start, leases):
 
     assert code == 1
     assert "somebody-else has been migrating" in err
+
+
+def test_a_service_answers_409_to_a_holder_that_was_succeeded(start):
+    code, out, err = outcome(start("fenced_service"))
+
+    assert (code, err) == (0, "")
+    assert [line.rpartition(" ")[2] for line in out.splitlines()] == ["204", "204", "204", "409", "428", "three"]
+
+
+def test_a_storage_with_conditional_writes_keeps_what_the_successor_wrote(start):
+    code, out, err = outcome(start("fenced_storage"))
+
+    assert (code, err) == (0, "")
+    assert out == (
+        "the first holder came back: token 2 has written since\nthe object is: {'fencing_token': 2, 'text': 'two'}\n"
+    )

@@ -23,15 +23,46 @@ def written(
     sql: str, values: Mapping[str, Any], style: str, start: int = 1
 ) -> tuple[str, Mapping[str, Any] | Sequence[Any]]:
     """Return a statement of ours and its parameters as a driver of that style takes them."""
+    text, order = _form(sql, style, start)
+    return text, values if order is None else [values[name] for name in order]
+
+
+class Statement:
+    """One statement that is sent often, in the form of each driver; a form is made once.
+
+    Args:
+        sql: with `%(name)s` for its parameters, and no other `%`.
+    """
+
+    __slots__ = ("_forms", "_sql")
+
+    def __init__(self, sql: str) -> None:
+        self._sql = sql
+        self._forms: dict[str, tuple[Any, list[str] | None]] = {}
+
+    def written(self, style: str, values: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return text and parameters in a driver's style; "bytes" is "format", encoded.
+
+        That is for psycopg, which would encode and hash a long text anew for each call.
+        """
+        form = self._forms.get(style)
+        if form is None:
+            sql, order = _form(self._sql, "format" if style == "bytes" else style, 1)
+            form = self._forms[style] = (sql.encode() if style == "bytes" else sql, order)
+        text, order = form
+        return text, values if order is None else [values[name] for name in order]
+
+
+def _form(sql: str, style: str, start: int) -> tuple[str, list[str] | None]:
+    """Return a statement in one style, and the order of its parameters; None where they go by name."""
     if style not in _WRITTEN:
         raise ConfigurationError(f"paramstyle must be one of {', '.join(_WRITTEN)}, not {style!r}")
     if style == "pyformat":
-        return sql, values
+        return sql, None
     if style == "named":
-        return _PARAMETER.sub(r":\1", sql), values
+        return _PARAMETER.sub(r":\1", sql), None
+    every = _PARAMETER.findall(sql)
     if style in ("format", "qmark"):
-        order = _PARAMETER.findall(sql)
-        return _PARAMETER.sub(_WRITTEN[style], sql), [values[name] for name in order]
-    order = list(dict.fromkeys(_PARAMETER.findall(sql)))
-    numbered = _PARAMETER.sub(lambda found: _WRITTEN[style].format(number=start + order.index(found[1])), sql)
-    return numbered, [values[name] for name in order]
+        return _PARAMETER.sub(_WRITTEN[style], sql), every
+    order = list(dict.fromkeys(every))
+    return _PARAMETER.sub(lambda found: _WRITTEN[style].format(number=start + order.index(found[1])), sql), order

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
 from typing import Any, Protocol
 
-from pglease.backends.paramstyles import written
+from pglease.backends.paramstyles import Statement
 from pglease.errors import ConfigurationError
 
 IDLE, ACTIVE, OPEN, FAILED, GONE = range(5)
@@ -34,8 +34,8 @@ class Caller(Protocol):
     def state(self, connection: Any) -> int:
         """Return `OPEN`; or `IDLE` where the next statement would be a transaction of its own, `FAILED`, or `GONE`."""
 
-    def run(self, connection: Any, statement: str, params: Mapping[str, Any]) -> Any:
-        """Run a statement; return once its result is here, or return what is to be awaited for that."""
+    def run(self, connection: Any, statement: Statement, params: Mapping[str, Any]) -> Any:
+        """Run a statement and return its first row, None if it has none, or what is to be awaited for that."""
 
 
 def caller_of(connection: Any) -> Caller:
@@ -78,20 +78,21 @@ class _Psycopg:
             return OPEN
         return _status(connection)
 
-    def run(self, connection: Any, statement: str, params: Mapping[str, Any]) -> None:
+    def run(self, connection: Any, statement: Statement, params: Mapping[str, Any]) -> Any:
         # Not the connection's own kinds of cursors and rows: they are made for the caller's statements. And fetched,
         # since a pipeline goes on before there is an answer.
         driver = sys.modules["psycopg"]
-        driver.Cursor(connection, row_factory=driver.rows.tuple_row).execute(statement, params).fetchone()
+        text, values = statement.written("bytes", params)
+        return driver.Cursor(connection, row_factory=driver.rows.tuple_row).execute(text, values).fetchone()
 
 
 class _AsyncPsycopg(_Psycopg):
     is_async = True
 
-    async def run(self, connection: Any, statement: str, params: Mapping[str, Any]) -> None:  # type: ignore[override]
+    async def run(self, connection: Any, statement: Statement, params: Mapping[str, Any]) -> Any:
         driver = sys.modules["psycopg"]
         cursor = driver.AsyncCursor(connection, row_factory=driver.rows.tuple_row)
-        await (await cursor.execute(statement, params)).fetchone()
+        return await (await cursor.execute(*statement.written("bytes", params))).fetchone()
 
 
 class _Psycopg2:
@@ -100,10 +101,11 @@ class _Psycopg2:
     def state(self, connection: Any) -> int:
         return _status(connection)
 
-    def run(self, connection: Any, statement: str, params: Mapping[str, Any]) -> None:
+    def run(self, connection: Any, statement: Statement, params: Mapping[str, Any]) -> Any:
         plain = sys.modules["psycopg2.extensions"].cursor
         with connection.cursor(cursor_factory=plain) as cursor:
-            cursor.execute(statement, params)
+            cursor.execute(*statement.written("pyformat", params))
+            return cursor.fetchone()
 
 
 class _Django:
@@ -117,9 +119,10 @@ class _Django:
         connection.ensure_connection()
         return _status(connection.connection)
 
-    def run(self, connection: Any, statement: str, params: Mapping[str, Any]) -> None:
+    def run(self, connection: Any, statement: Statement, params: Mapping[str, Any]) -> Any:
         with connection.cursor() as cursor:
-            cursor.execute(statement, params)
+            cursor.execute(*statement.written("pyformat", params))
+            return cursor.fetchone()
 
 
 class _Alchemy:
@@ -138,9 +141,9 @@ class _Alchemy:
             return _status(driver)
         return IDLE if getattr(proxy.dbapi_connection, "autocommit", False) else OPEN
 
-    def run(self, connection: Any, statement: str, params: Mapping[str, Any]) -> None:
-        text, values = written(statement, params, connection.dialect.paramstyle)
-        connection.exec_driver_sql(text, values if isinstance(values, Mapping) else tuple(values)).close()
+    def run(self, connection: Any, statement: Statement, params: Mapping[str, Any]) -> Any:
+        text, values = statement.written(connection.dialect.paramstyle, params)
+        return connection.exec_driver_sql(text, values if isinstance(values, Mapping) else tuple(values)).first()
 
 
 class _AsyncAlchemy:
@@ -151,13 +154,13 @@ class _AsyncAlchemy:
     def state(self, connection: Any) -> int:  # noqa: ARG002  # asked where the answer may be waited for
         return OPEN
 
-    async def run(self, connection: Any, statement: str, params: Mapping[str, Any]) -> None:
-        def run(inner: Any) -> None:
+    async def run(self, connection: Any, statement: Statement, params: Mapping[str, Any]) -> Any:
+        def run(inner: Any) -> Any:
             caller = caller_of(inner)
             refuse_unfit(caller.state(inner))
-            caller.run(inner, statement, params)
+            return caller.run(inner, statement, params)
 
-        await connection.run_sync(run)
+        return await connection.run_sync(run)
 
 
 class _Asyncpg:
@@ -168,9 +171,9 @@ class _Asyncpg:
             return GONE
         return OPEN if connection.is_in_transaction() else IDLE
 
-    async def run(self, connection: Any, statement: str, params: Mapping[str, Any]) -> None:
-        text, values = written(statement, params, "numeric_dollar")
-        await connection.fetchrow(text, *values)
+    async def run(self, connection: Any, statement: Statement, params: Mapping[str, Any]) -> Any:
+        text, values = statement.written("numeric_dollar", params)
+        return await connection.fetchrow(text, *values)
 
 
 class _Wrapped:
@@ -189,7 +192,7 @@ class _Wrapped:
         inner = self._unwrap(connection)
         return caller_of(inner).state(inner)
 
-    def run(self, connection: Any, statement: str, params: Mapping[str, Any]) -> Any:
+    def run(self, connection: Any, statement: Statement, params: Mapping[str, Any]) -> Any:
         inner = self._unwrap(connection)
         return caller_of(inner).run(inner, statement, params)
 

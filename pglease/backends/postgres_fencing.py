@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pglease.backends import postgres_guard
+from pglease.backends.paramstyles import Statement
 from pglease.backends.postgres_callers import OPEN, Caller, caller_of, refuse_unfit
 from pglease.backends.postgres_guard import Place
 from pglease.errors import ConfigurationError, PgleaseError
@@ -25,7 +26,7 @@ class Whereabouts:
     def __init__(self, look: Callable[[], Place]) -> None:
         self._look = look
         self.known: Place | None = None
-        self._statements: dict[tuple[float, bool], str] = {}
+        self._statements: dict[tuple[float, bool], Statement] = {}
 
     def find(self) -> Place:
         """Return it; the first time in this process, ask."""
@@ -34,11 +35,12 @@ class Whereabouts:
             place = self.known = self._look()
         return place
 
-    def statement(self, idle: float, *, again: bool) -> str:
+    def statement(self, idle: float, *, again: bool) -> Statement:
         """Return the guarding statement for it, written once for each length of idling."""
         known = self._statements.get((idle, again))
         if known is None:
-            known = self._statements[idle, again] = postgres_guard.guard(self.find(), idle, again=again)
+            known = Statement(postgres_guard.guard(self.find(), idle, again=again))
+            self._statements[idle, again] = known
         return known
 
     def forget(self) -> None:

@@ -1,7 +1,7 @@
 """Plays the main job for real and checks it: processes are killed, the database is asked, nothing is taken for granted.
 
 Three workers contend for one lease. One gets it and renews it past its ttl; it is killed; another takes over with a
-larger fencing token; the dead worker's last write, replayed with its old token, is refused; the second hands over by
+larger fencing token; the dead worker's last write, replayed under its old hold, is refused; the second hands over by
 stopping in order. Each step is a `Fact`: what should be true, and whether the database and the processes say so.
 """
 
@@ -23,9 +23,12 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from pglease import clock
+from pglease.backends.base import fencing
 from pglease.client import PGLease
 from pglease.demo.timeline import Bar
 from pglease.demo.worker import WRITE
+from pglease.errors import FencedError
+from pglease.records import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -163,9 +166,10 @@ class Story:
     def _perform(self, leases: PGLease, table: psycopg.Connection[Any]) -> None:
         first = self._one_of_three(leases)
         first = self._past_its_ttl(leases, first)
+        claim = self._claim(table, first)
         dead = self._kill(leases, first)
         second = self._take_over(leases, dead)
-        self._stale_write(table, dead, second)
+        self._stale_write(leases, table, claim, dead, second)
         self._dwell()
         third = self._hand_over(leases, second)
         self._dwell()
@@ -236,23 +240,42 @@ class Story:
         )  # fmt: skip
         return lease
 
-    def _stale_write(self, table: psycopg.Connection[Any], dead: Lease, second: Lease) -> None:
+    def _claim(self, table: psycopg.Connection[Any], holder: Lease) -> Claim:
+        """Note what the holder shows when it writes, to play its part once it is dead."""
+        row = table.execute(f"SELECT lease_id::text FROM {self._schema}.pglease_leases".encode()).fetchone()  # noqa: S608  # the name is ours
+        if row is None or row[0] is None:
+            raise StoryError("the holder has no id in the table")
+        return Claim(LEASE, row[0], holder.fencing_token)
+
+    def _stale_write(
+        self, leases: PGLease, table: psycopg.Connection[Any], claim: Claim, dead: Lease, second: Lease
+    ) -> None:
         self._until(
             lambda: self._report(table)[:2] == (second.fencing_token, second.owner_id), "the new holder wrote nothing"
         )
-        write = WRITE.format(schema=self._schema).encode()
         before = self._report(table)
-        refused = table.execute(write, {"token": dead.fencing_token, "author": dead.owner_id}).rowcount == 0
+        refused = self._is_refused(leases, table, claim, dead)
         now = self._report(table)
         self._tell(
-            f"{dead.owner_id}'s last write arrives late, with token {dead.fencing_token}: "
-            + ("the table refuses it" if refused else "the table TOOK it")
+            f"{dead.owner_id}'s last write arrives late, guarded by token {dead.fencing_token}: "
+            + ("PostgreSQL refuses it" if refused else "PostgreSQL TOOK it")
         )
         self._fact(
-            "the dead worker's late write was refused by its old token, and the report is the new holder's",
+            "the dead worker's late write was refused by its guard, and the report is the new holder's",
             refused and now[:2] == (second.fencing_token, second.owner_id) and now[2] >= before[2] > 0,
             token=dead.fencing_token, table_token=now[0], author=now[1],
         )  # fmt: skip
+
+    def _is_refused(self, leases: PGLease, table: psycopg.Connection[Any], claim: Claim, dead: Lease) -> bool:
+        """Do what the dead worker would have done next."""
+        write = WRITE.format(schema=self._schema).encode()
+        try:
+            with table.transaction():
+                fencing(leases.backend, "guard").guard(claim, table)
+                table.execute(write, {"token": dead.fencing_token, "author": dead.owner_id})
+        except FencedError:
+            return True
+        return False
 
     def _hand_over(self, leases: PGLease, second: Lease) -> Lease:
         due = self._record(leases).expires_at

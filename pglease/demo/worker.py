@@ -1,7 +1,7 @@
 """One worker of the demo, a process of its own: waits for the lease, works while it holds it, reports.
 
-Its work is a counter in a table, and each write carries the fencing token: a conditional UPDATE lets only the newest
-through. It reports on standard output, one JSON object a line.
+Its work is a counter in a table. Each write is a transaction with a guard in it, so the database itself lets only the
+present holder through. It reports on standard output, one JSON object a line.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
 from pglease import clock
 from pglease.client import PGLease
+from pglease.errors import FencedError
 
 if TYPE_CHECKING:
     from pglease.handles import HeldLease
@@ -24,9 +26,7 @@ if TYPE_CHECKING:
 BEAT = 0.1
 """Seconds between two writes."""
 
-WRITE = (
-    """UPDATE {schema}.report SET token = %(token)s, author = %(author)s, lines = lines + 1 WHERE token <= %(token)s"""
-)
+WRITE = """UPDATE {schema}.report SET token = %(token)s, author = %(author)s, lines = lines + 1"""
 
 
 def tell(event: str, **facts: Any) -> None:
@@ -45,7 +45,9 @@ def work(lease: HeldLease, report: psycopg.Connection[Any], stop: threading.Even
     """Write a line again and again while the lease is held."""
     write = WRITE.format(schema=os.environ["DEMO_SCHEMA"])
     while lease.held and not stop.wait(BEAT):
-        report.execute(write.encode(), {"token": lease.fencing_token, "author": lease.owner_id})
+        with suppress(FencedError), report.transaction():  # fenced: `held` is about to turn false
+            lease.guard(report)
+            report.execute(write.encode(), {"token": lease.fencing_token, "author": lease.owner_id})
 
 
 def main() -> None:
