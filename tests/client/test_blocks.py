@@ -114,7 +114,6 @@ def test_a_ttl_may_be_said_in_every_way(leases, ttl):
         ({"heartbeat": 1}, "heartbeat"),
         ({"on_lost": "ignore"}, "on_lost"),
         ({"fair": "yes"}, "fair"),
-        ({"fair": True}, "fair"),
         ({"min_hold": 10, "max_hold": 5}, "max_hold"),
         ({"min_hold": 90, "heartbeat": False}, "heartbeat"),
     ],
