@@ -118,7 +118,6 @@ def test_wait_for_lease_does_not_sleep_past_the_known_expiry(leases, rival):
         ({"poll_interval": float("inf")}, "poll_interval"),
         ({"ttl": 0}, "ttl"),
         ({"name": ""}, "name"),
-        ({"fair": True}, "fair"),
     ],
 )
 def test_wait_for_lease_names_what_is_wrong(leases, arguments, named):
