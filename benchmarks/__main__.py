@@ -21,7 +21,7 @@ from pathlib import Path
 import psycopg
 
 import pglease
-from benchmarks import on_hybrid, on_redis
+from benchmarks import on_hybrid, on_redis, on_sqlite
 from benchmarks.side_by_side import Timing, side_by_side
 from pglease.backends.postgres_connections import OURS_ALONE
 from pglease.backends.postgres_sql import Statements
@@ -217,12 +217,14 @@ def main(arguments: list[str]) -> int:
     asked = parser.parse_args(arguments)
     figures = measure(asked.rounds, asked.runs)
     on_valkey, valkey_kept = on_redis.section(asked.rounds, asked.runs)
+    on_files, files_kept = on_sqlite.section(asked.rounds, asked.runs)
     on_death, death_kept = on_hybrid.section(asked.deaths)
-    text = report(figures) + on_valkey + on_death
+    text = report(figures) + on_valkey + on_files + on_death
     sys.stdout.write(text)
     if asked.write:
         RESULTS.write_text(text, encoding="utf-8")
-    return 0 if valkey_kept and death_kept and all(figure.kept for figure in figures) else 1
+    aims = [valkey_kept, files_kept, death_kept, *(figure.kept for figure in figures)]
+    return 0 if all(aims) else 1
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import redis
 
 import pglease
-from benchmarks.side_by_side import Timing, side_by_side
+from benchmarks.side_by_side import row, side_by_side
 from pglease.backends.redis_lua import RELEASE, TRY_ACQUIRE
 from pglease.testing.local_valkey import LocalValkey
 
@@ -73,7 +73,7 @@ def section(rounds: int, runs: int) -> tuple[str, bool]:
         ("with acquire(): block", timings["block"], MOST),
         ("redis-py's Lock, acquire + release", timings["lock"], None),
     ]
-    table = "\n".join(_row(work, timing, bare, most) for work, timing, most in rows)
+    table = "\n".join(row(work, timing, bare, most) for work, timing, most in rows)
     text = f"""
 ## Valkey
 
@@ -84,13 +84,3 @@ def section(rounds: int, runs: int) -> tuple[str, bool]:
 {table}
 """
     return text, all(most is None or timing.median <= most * bare.median for _, timing, most in rows)
-
-
-def _row(work: str, timing: Timing, bare: Timing, most: float | None) -> str:
-    ratio = timing.median / bare.median
-    aim = "" if most is None else f"≤ {most}{'' if ratio <= most else ' (missed)'}"
-    return f"| {work} | {_shown(timing)} | {_shown(bare)} | {ratio:.2f}× | {aim} |"
-
-
-def _shown(timing: Timing) -> str:
-    return f"{timing.median:.0f} ({timing.least:.0f} to {timing.most:.0f})"

@@ -59,3 +59,14 @@ def _run(
             call()
             seconds[name].append(time.perf_counter() - begun)
     return seconds
+
+
+def row(work: str, timing: Timing, bare: Timing, most: float | None) -> str:
+    """Return one line of a table: both sides, their ratio, and how much it may be."""
+    ratio = timing.median / bare.median
+    aim = "" if most is None else f"≤ {most}{'' if ratio <= most else ' (missed)'}"
+    return f"| {work} | {_shown(timing)} | {_shown(bare)} | {ratio:.2f}× | {aim} |"
+
+
+def _shown(timing: Timing) -> str:
+    return f"{timing.median:.0f} ({timing.least:.0f} to {timing.most:.0f})"

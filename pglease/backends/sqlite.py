@@ -11,7 +11,6 @@ import builtins
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +23,7 @@ from pglease.backends.sqlite_rows import Row, Sight, ns
 from pglease.backends.sqlite_turn import Turn
 from pglease.errors import BackendMisconfigured, ConfigurationError
 from pglease.records import (
+    Change,
     Claim,
     Granted,
     Lease,
@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from pglease.backends.checks import Check
 
 T = TypeVar("T")
+
+
+def _nothing(_: sqlite3.Connection) -> None:
+    """Have no answer."""
 
 
 class SQLiteBackend:
@@ -97,8 +101,11 @@ class SQLiteBackend:
 
     def try_acquire(self, request: Request, budget: Budget) -> Granted | Refused:
         """See `Backend.try_acquire`. Whoever is refused has only looked, and took no lock."""
-        look = self._file.read(lambda link: self._seen(link, request.name), budget)
-        return look.answer(request) or self._change(lambda turn: sqlite_turn.take(turn, request), budget)
+
+        def look(link: sqlite3.Connection) -> Granted | Refused | None:
+            return self._seen(link, request.name).answer(request)
+
+        return self._change(lambda turn: sqlite_turn.take(turn, request), budget, first=look)
 
     def renew(self, renewals: Sequence[Renewal], budget: Budget) -> builtins.list[RenewalOutcome]:
         """See `Backend.renew`."""
@@ -205,35 +212,44 @@ class SQLiteBackend:
 
     # -- looking and changing ------------------------------------------------------------------------------------------
 
-    def _change(self, act: Callable[[Turn], T], budget: Budget) -> T:
-        """Let `act` have its turn at the file; when what it did is on the disk, tell whoever listens."""
-        turns: builtins.list[Turn] = []
+    def _change(
+        self, act: Callable[[Turn], T], budget: Budget, *, first: Callable[[sqlite3.Connection], T | None] = _nothing
+    ) -> T:
+        """Let `act` have its turn at the file; when what it did is on the disk, tell whoever listens.
+
+        `first` looks without the lock; if it has an answer, that is all.
+        """
+        changes: builtins.list[Change] = []
 
         def talk(link: sqlite3.Connection) -> T:
-            turns[:] = [Turn(link, self._sql, lambda name: self._judged(link, name))]
-            return act(turns[0])
+            changes.clear()  # of a turn that came to nothing
+            return act(Turn(link, self._sql, lambda name: self._judged(link, name), changes))
 
-        answer = self._file.write(talk, budget)
-        self._pipes.announce(turns[0].changes)
+        answer = self._file.write(talk, budget, first=first)
+        if changes:
+            self._pipes.announce(changes)
         return answer
 
     def _judged(self, link: sqlite3.Connection, name: str) -> Sight:
         """Look under the write lock; whoever is the first after a reboot moves all rows onto the new time line."""
-        ((_, boot_id, wall, *_),) = link.execute(self._sql.look, (name,)).fetchall() or [_unmarked(self.path)]
+        ((_, boot_id, wall, *_),) = rows = link.execute(self._sql.look, (name,)).fetchall() or [_unmarked(self.path)]
         host = self._file.host
         if boot_id != host.boot_id:
             here = host.wall_ahead()
             link.execute(self._sql.move, {"shift": wall - here, "now": host.now()})
             link.execute(self._sql.empty_queues)
             link.execute(self._sql.moved, {"boot_id": host.boot_id, "wall": here})
-        return self._seen(link, name)
+            rows = link.execute(self._sql.look, (name,)).fetchall()
+        return self._with_head(link, next(self._read(rows)))
 
     def _seen(self, link: sqlite3.Connection, name: str) -> Sight:
-        sight = next(self._read(link.execute(self._sql.look, (name,)).fetchall()))
-        if sight.free and sight.row is not None and sight.row.last_ticket:
-            head = link.execute(self._sql.head, (name, sight.now)).fetchone()
-            return replace(sight, head=head)
-        return sight
+        return self._with_head(link, next(self._read(link.execute(self._sql.look, (name,)).fetchall())))
+
+    def _with_head(self, link: sqlite3.Connection, sight: Sight) -> Sight:
+        """Add who is next in line for a name that is free, if anybody ever stood in line for it."""
+        if sight.row is None or not sight.row.last_ticket or not sight.free:
+            return sight
+        return sight._replace(head=link.execute(self._sql.head, (sight.row.name, sight.now)).fetchone())
 
     def _read(self, rows: builtins.list[tuple[Any, ...]]) -> Iterator[Sight]:
         """Read what a look returns, by the clock of this moment: never earlier than what the rows say."""

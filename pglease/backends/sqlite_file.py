@@ -87,17 +87,29 @@ class LeaseFile:
 
     def read(self, talk: Talk[T], budget: Budget) -> T:
         """Let `talk` look at the file. It sees what was committed when it began."""
-        return self._converse(self.reader, talk, budget)
 
-    def write(self, talk: Talk[T], budget: Budget) -> T:
-        """Let `talk` change the file: it has the write lock, and what it did is on the disk when this returns."""
+        def look(connection: sqlite3.Connection) -> T:
+            answer = talk(connection)
+            self._refuse_moved(self.reader)
+            return answer
+
+        return self._converse(self.reader, look, budget)
+
+    def write(self, talk: Talk[T], budget: Budget, *, first: Talk[T | None] = lambda _: None) -> T:
+        """Let `talk` change the file: it has the write lock, and what it did is on the disk when this returns.
+
+        `first` looks without the lock; if it has an answer, that is all.
+        """
 
         def transaction(connection: sqlite3.Connection) -> T:
-            connection.execute("BEGIN IMMEDIATE")
-            answer = talk(connection)
-            self.refuse_moved(self.writer)  # as late as can be: a grant in a file that has gone would exclude nobody
-            self.writer.committing = True
-            connection.execute("COMMIT")
+            answer = first(connection)
+            if answer is None:
+                connection.execute("BEGIN IMMEDIATE")
+                answer = talk(connection)
+            self._refuse_moved(self.writer)  # as late as can be: a grant in a file that has gone would exclude nobody
+            if connection.in_transaction:
+                self.writer.committing = True
+                connection.execute("COMMIT")
             return answer
 
         return self._converse(self.writer, transaction, budget)
@@ -234,7 +246,7 @@ class LeaseFile:
             raise Moved(f"the lease file {self.path} was deleted or replaced while it was opened")
         return now
 
-    def refuse_moved(self, link: Link) -> None:
+    def _refuse_moved(self, link: Link) -> None:
         """Refuse to go on with a file that is no longer the one at our path."""
         if self._identity_now() != link.identity:
             if self._mourned != link.identity:
@@ -318,7 +330,6 @@ class Link:
         if self._connection is None:
             self._connection, self.identity = self._file.opened()
         self._settle()
-        self._file.refuse_moved(self)
         return self._connection
 
     def _settle(self) -> None:

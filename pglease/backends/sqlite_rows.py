@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -39,8 +38,7 @@ class Row(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
+class Sight(NamedTuple):
     """What one look saw: the row of a name, the moment, what makes that moment a wall time, and who is next in line."""
 
     row: Row | None

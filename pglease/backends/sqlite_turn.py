@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from pglease.backends.sqlite_rows import Sight, ns
@@ -38,7 +38,7 @@ class Turn:
     link: sqlite3.Connection
     sql: Statements
     judged: Callable[[str], Sight]
-    changes: list[Change] = field(default_factory=list)
+    changes: list[Change]
 
     def do(self, statement: str, *values: object) -> int:
         """Execute one statement; return how many rows it changed."""
@@ -55,7 +55,7 @@ def take(turn: Turn, request: Request) -> Granted | Refused:
     sight = turn.judged(request.name)
     answer = sight.answer(request)
     if answer is None:
-        sight = replace(sight, row=sight.next_hold(request))
+        sight = sight._replace(row=sight.next_hold(request))
         assert sight.row is not None
         turn.do(turn.sql.put, *sight.row)
         if request.ticket_id is not None:
@@ -72,7 +72,7 @@ def renew(turn: Turn, renewal: Renewal) -> RenewalOutcome:
         return sight.gone(renewal.lease_id)
     row = sight.row._replace(heartbeat=sight.now, expires=sight.now + ns(renewal.ttl))
     turn.do(turn.sql.renew, row.heartbeat, row.expires, row.name)
-    return Held(replace(sight, row=row).record())
+    return Held(sight._replace(row=row).record())
 
 
 def release(turn: Turn, name: str, lease_id: str, min_hold: float) -> ReleaseOutcome:
@@ -99,7 +99,7 @@ def force(turn: Turn, name: str, fencing_token: int) -> bool:
 def _end(turn: Turn, sight: Sight, expires: int) -> None:
     assert sight.row is not None
     turn.do(turn.sql.end, expires, sight.row.name)
-    turn.announce(replace(sight, row=sight.row._replace(expires=expires)), "released")
+    turn.announce(sight._replace(row=sight.row._replace(expires=expires)), "released")
 
 
 def cleanup(turn: Turn, older_than: float) -> int:
