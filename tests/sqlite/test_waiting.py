@@ -63,7 +63,7 @@ def pipes(path) -> list[str]:
 
 
 def test_a_waiter_in_another_process_is_served_at_once(path, alice) -> None:
-    """Within 50 ms of the release; once is enough, since what is measured is the way and not how busy the machine is."""
+    """Within 50 ms of the release; once is enough: what is measured is the way, not how busy the machine is."""
     took: list[float] = []
     while len(took) < 8 and min(took, default=1) >= 0.05:
         hold = alice.hold("job")
