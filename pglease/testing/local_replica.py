@@ -56,7 +56,7 @@ class LocalReplica(LocalPostgres):
         program = str(self.bindir / "pg_basebackup")
         source = ["-h", str(self.primary.socket_dir), "-p", str(self.primary.port), "-U", SUPERUSER]
         made = processes.run(
-            [program, *source, "-D", str(self.data), "-R", "-c", "fast", "--no-sync"],
+            [program, *source, "-D", str(self.data), "-c", "fast", "--no-sync"],
             self._as,
             cwd=self.base,
             env=processes.clean_environment(),
@@ -65,8 +65,11 @@ class LocalReplica(LocalPostgres):
             raise LocalServerError(f"pg_basebackup failed with exit code {made.returncode}: {made.stderr.strip()}")
 
     def _write_configuration(self) -> None:
+        # Not by `pg_basebackup -R`, which writes options that an older libpq beside the server would not know.
+        source = f"host={self.primary.socket_dir} port={self.primary.port} user={SUPERUSER}"
         with (self.data / "postgresql.conf").open("a") as configuration:
-            configuration.write(f"\nunix_socket_directories = '{self.base}'\n")
+            configuration.write(f"\nunix_socket_directories = '{self.base}'\nprimary_conninfo = '{source}'\n")
+        (self.data / "standby.signal").touch()
 
     def _create_role_and_database(self) -> None:
         """Nothing to do: they are the primary's."""
