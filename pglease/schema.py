@@ -6,7 +6,6 @@ quoted all the same.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 
@@ -52,7 +51,7 @@ class TableNames:
     def channel(self) -> str:
         """The NOTIFY channel of these tables: their name, or a digest of it where that would be too long."""
         name = f"{self.schema}.{self.table}"
-        return name if len(name) <= MAX_CHANNEL else f"pglease {hashlib.sha256(name.encode()).hexdigest()[:32]}"
+        return name if len(name) <= MAX_CHANNEL else f"pglease {_digest(name)}"
 
     def _quoted(self, name: str) -> str:
         return f'"{name}"' if self.schema is None else f'"{self.schema}"."{name}"'
@@ -87,3 +86,9 @@ def _broken(name: str, argument: str, most: int) -> list[str]:
             f"{argument} must be 1 to {most} ASCII letters, digits or _, and not begin with a digit, not {name[:80]!r}"
         ]
     return []
+
+
+def _digest(text: str) -> str:
+    from hashlib import sha256  # it brings OpenSSL along, which nearly nobody needs for this
+
+    return sha256(text.encode()).hexdigest()[:32]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import unquote
 
 from pglease.backends.base import Backend, Traits
 from pglease.errors import ConfigurationError
@@ -67,6 +66,12 @@ def _plugged_in(kind: str) -> Callable[[str, dict[str, Any]], Backend] | None:
     return None
 
 
+def _unquoted(text: str) -> str:
+    from urllib.parse import unquote  # costs every import of ours a twentieth, and only addresses need it
+
+    return unquote(text)
+
+
 def _merged(in_url: Mapping[str, Any], knobs: Mapping[str, Any]) -> Mapping[str, Any]:
     twice = sorted(name for name in in_url if name in knobs and knobs[name] != in_url[name])
     if twice:
@@ -83,9 +88,9 @@ def _without_knobs(url: str) -> tuple[str, dict[str, Any]]:
     rest: list[str] = []  # to the letter: libpq reads a query otherwise than a web form
     for pair in query.split("&"):
         key, _, value = pair.partition("=")
-        if unquote(key).startswith(_KNOB_PREFIX):
-            name = unquote(key)[len(_KNOB_PREFIX) :]
-            ours[name] = _read(name, unquote(value))
+        if _unquoted(key).startswith(_KNOB_PREFIX):
+            name = _unquoted(key)[len(_KNOB_PREFIX) :]
+            ours[name] = _read(name, _unquoted(value))
         else:
             rest.append(pair)
     return (f"{base}?{'&'.join(rest)}" if rest else base), ours
@@ -149,7 +154,7 @@ def _sqlite(address: str, knobs: dict[str, Any]) -> Backend:
         )
     knobs.pop("connect_timeout", None)  # the client keeps to it; opening a file takes no time of its own
     _check_knobs("SQLite", SQLiteBackend, knobs)
-    return SQLiteBackend(unquote(path[1:]), **knobs)
+    return SQLiteBackend(_unquoted(path[1:]), **knobs)
 
 
 def _memory(address: str, knobs: dict[str, Any]) -> Backend:

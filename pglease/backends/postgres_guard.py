@@ -3,9 +3,8 @@
 The caller's connection is a foreign country. Its search_path may be hostile, so the table, every function, type and
 operator is named with its schema. Its driver may not prepare, so planning counts: what is rarely needed stands in a
 text, and is planned when it is needed, by `ts_rewrite`: of what every PostgreSQL has built in, the one function that
-runs a text. And whatever is wrong must abort the transaction,
-so that nothing written before the guard commits either: the server is made to compute something that it cannot, and
-which error it raises tells what was wrong.
+runs a text. And whatever is wrong must abort the transaction, so that nothing written before the guard commits either:
+the server is made to compute something that it cannot, and which error it raises tells what was wrong.
 """
 
 from __future__ import annotations
@@ -80,6 +79,7 @@ SELECT 1 {per} CASE WHEN
 THEN 1 ELSE 0 END
 """
 
+_MARKED = "coalesce(pg_catalog.current_setting('pglease.guard', true), '') {eq} %(lease_id)s::pg_catalog.text"
 _LAST = """CASE WHEN pg_catalog.current_setting('transaction_isolation') {eq} 'read committed' THEN true
                           ELSE pg_catalog.currtid2('{leases}', k.place) {eq} k.place END"""
 
@@ -167,7 +167,7 @@ def guard(place: Place, idle: float, *, again: bool = False) -> str:
     bounds = {"idle_in_transaction_session_timeout": f"{_milliseconds(idle)}ms"}
     if place.has_transaction_timeout:
         bounds["transaction_timeout"] = LONGEST
-    marked = "pg_catalog.current_setting('pglease.guard', true) IS NOT DISTINCT FROM %(lease_id)s::pg_catalog.text"
+    marked = _MARKED.format(**_OPERATORS)
     closer = _CLOSER.format(
         here=_here(place),
         ours=place.relations,

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from pglease import FencedError
-from pglease.backends import postgres
+from pglease.backends import postgres_asking
 from pglease.backends.base import Guard
 from pglease.backends.postgres import PostgresBackend
 from pglease.errors import BackendError
@@ -152,7 +152,7 @@ Stage = tuple[PostgresBackend, psycopg.Connection, list[psycopg.Connection]]
 
 @pytest.fixture
 def stage(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    monkeypatch.setattr(postgres, "_COLLISION_PAUSES", (0.0,))  # nobody comes meanwhile whom it would help to wait for
+    monkeypatch.setattr(postgres_asking, "_PATIENCE", 0.0)  # nobody comes meanwhile whom it would help to wait for
     execute(dsn, "CREATE TABLE IF NOT EXISTS ledger (token bigint)")
     backend = PostgresBackend(dsn)
     operator = psycopg.connect(dsn, autocommit=True)
