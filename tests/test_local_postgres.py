@@ -64,7 +64,15 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return True
+    return not is_zombie(pid)
+
+
+def is_zombie(pid: int) -> bool:
+    """Tell whether it has ended, and only waits for somebody to take notice: an orphan's new parent may be slow."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return False  # gone, or not Linux
 
 
 def select_1(dsn: str) -> bool:
