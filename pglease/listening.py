@@ -130,5 +130,7 @@ class Ear:
         finally:
             with self._changed:
                 self._subscription, self.hearing = None, False
-            subscription.close()
-            self._turned(False)
+            try:
+                subscription.close()
+            finally:
+                self._turned(False)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pglease import clock, steps
 from pglease.backends.base import Backend
+from pglease.bell import Bell
 from pglease.events import Event, Waiting
 from pglease.giveback import GiveBack
 from pglease.listening import Ear
@@ -138,9 +139,10 @@ class Room:
         with self.lock:
             line = self._lines.get(waiter.name)
             if line is None:
-                line = self._lines[waiter.name] = _Line(self._marks.setdefault(waiter.name, _Mark()))
+                line = _Line(self._marks.setdefault(waiter.name, _Mark()))
             waiter.line = line  # first: interrupted anywhere from here, `leave` undoes it
             line.waiters.append(waiter)
+            self._lines[waiter.name] = line  # last: a line in which nobody stands would be found by the ear
             self.ear.need(waiter)
             if line.mark.released_at >= waiter.looked_at or (self.hearing and self._hearing_since > waiter.looked_at):
                 line.set(clock.now())  # it looked before a release that it was not here to hear of, or before any
@@ -156,7 +158,7 @@ class Room:
             was_in_front = waiter in line.waiters[:2]
             line.waiters.remove(waiter)
             if not line.waiters:
-                del self._lines[waiter.name]
+                self._lines.pop(waiter.name, None)
                 self._forget_old_marks()
             elif term is not None:
                 line.mark.see(term.lease)
@@ -234,7 +236,8 @@ class Room:
     def placed(self, line: _Line) -> None:
         """Let the fair ones of a line look in the order of their numbers, before all others."""
         with self.lock:
-            line.waiters.sort(key=lambda waiter: waiter.place.number if waiter.place else float("inf"))
+            # Not in place: whoever interrupts us would find the list empty.
+            line.waiters = sorted(line.waiters, key=lambda w: w.place.number if w.place else float("inf"))
 
     # -- what is heard -------------------------------------------------------------------------------------------------
 
@@ -472,7 +475,7 @@ class Nap:
 
     def __init__(self, refuse: Callable[[], None], cancel: threading.Event | None = None) -> None:
         self._refuse, self._cancel = refuse, cancel
-        self._kicked = threading.Event()
+        self._kicked = Bell()  # a signal handler may close the client, or wait for the same name, wherever it comes
 
     def kick(self) -> None:
         """Wake it, from any thread."""
