@@ -112,7 +112,7 @@ def test_a_bounded_wait_ends_in_time_with_75(pglease, leases, sql):
 
     took = (sql("SELECT clock_timestamp()")[0] - begin).total_seconds()
     assert (done.returncode, done.stdout) == (9, "")
-    assert 1.5 <= took < 4
+    assert 1.5 <= took < 12
 
 
 def test_waiting_gets_the_lease_when_it_is_released(start, leases):

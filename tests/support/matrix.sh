@@ -91,6 +91,8 @@ if wanted bare "$@"; then
         echo "psycopg2 is importable in .venv/bare: this run would prove nothing" >&2
         exit 1
     fi
+    # A guard is tried on every driver there is, so its tests need them all.
+    mapfile -t FILES < <(printf '%s\n' "${FILES[@]}" | grep -v '^tests/fencing/')
     run_marked "without psycopg2" .venv/bare/bin/python
 fi
 
