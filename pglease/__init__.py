@@ -69,6 +69,13 @@ if TYPE_CHECKING:
     from pglease.backends.postgres import PostgresBackend
     from pglease.backends.redis import RedisBackend
     from pglease.backends.sqlite import SQLiteBackend
+    from pglease.primitives.configs import (
+        LeaderElectionConfig,
+        LockConfig,
+        ReadWriteLockConfig,
+        SemaphoreConfig,
+        TaskLockConfig,
+    )
     from pglease.primitives.election import LeaderElection
     from pglease.primitives.lock import Lock
     from pglease.primitives.many import LeaseGroup
@@ -98,11 +105,13 @@ __all__ = [
     "HeldLease",
     "HybridPostgresBackend",
     "LeaderElection",
+    "LeaderElectionConfig",
     "Lease",
     "LeaseContext",
     "LeaseGroup",
     "LeaseLostError",
     "Lock",
+    "LockConfig",
     "Loss",
     "LossReason",
     "MemoryBackend",
@@ -114,12 +123,15 @@ __all__ = [
     "PgleaseError",
     "PostgresBackend",
     "ReadWriteLock",
+    "ReadWriteLockConfig",
     "RedisBackend",
     "ReentrantError",
     "ReleaseError",
     "SQLiteBackend",
     "Semaphore",
+    "SemaphoreConfig",
     "TaskLock",
+    "TaskLockConfig",
     "Waiting",
     "acquire",
     "acquire_many",
@@ -161,6 +173,11 @@ _LAZY = {
     "ReadWriteLock": "pglease.primitives.read_write",
     "Semaphore": "pglease.primitives.semaphore",
     "LeaseGroup": "pglease.primitives.many",
+    "TaskLockConfig": "pglease.primitives.configs",
+    "SemaphoreConfig": "pglease.primitives.configs",
+    "ReadWriteLockConfig": "pglease.primitives.configs",
+    "LockConfig": "pglease.primitives.configs",
+    "LeaderElectionConfig": "pglease.primitives.configs",
 }
 
 

@@ -396,7 +396,8 @@ class PGLease:
         self.check_traits(wanted)
         return singleton_decorator(lambda: self, name, wanted, skip_if_locked=skip_if_locked, on_skip=on_skip)
 
-    # -- the primitives: what code leaves open may be set by PGLEASE_* variables, see `pglease.settings` ---------------
+    # -- the primitives: what code leaves open may be set by PGLEASE_* variables, see `pglease.settings`;
+    # `env_prefix=` says what those of one object begin with -----------------------------------------------------------
 
     @functools.cached_property
     def _settings(self) -> Settings:

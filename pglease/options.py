@@ -31,6 +31,7 @@ AsyncOnLost: TypeAlias = Literal["raise", "cancel", "log"]
 
 MAX_NAME = 255
 MAX_STEM = 240
+MOST_SLOTS = 10_000
 MAX_METADATA_BYTES = 8192
 MAX_METADATA_DEPTH = 16
 MAX_DURATION = 100 * 365 * 86400.0
@@ -171,6 +172,14 @@ def count(value: object, argument: str, *, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigurationError(f"{argument} must be a whole number of at least {least}, not {value!r}")
     return value
+
+
+def limit(value: object, argument: str) -> int:
+    """Check how many may hold a semaphore at a time: 1 to 10,000."""
+    number = count(value, argument)
+    if number > MOST_SLOTS:
+        raise ConfigurationError(f"{argument} must be at most {MOST_SLOTS}, not {value!r}")
+    return number
 
 
 def choice(value: str, argument: str, allowed: tuple[str, ...]) -> str:

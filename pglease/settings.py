@@ -6,49 +6,74 @@ them (`leases.lock("cart")`); a client reads the environment once, when it build
 
 In a variable, a name's lower-case ASCII letters and digits are written in upper case, and every other character as its
 UTF-8 bytes in hexadecimal between underscores: `order:42` is `ORDER_3A_42`, `Cart` is `_43_ART`. So no two names share
-a variable.
+a variable. With `env_prefix="SHOP_CART_"` the variable for the name is `SHOP_CART_TTL` instead.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, get_args
 
+from pglease import options
 from pglease.errors import ConfigurationError
+from pglease.slots import once_per as slots_of
 
 PREFIX = "PGLEASE_"
 _PLAIN = re.compile("[a-z0-9]")
+_PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SWITCH = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
 
+Reader: TypeAlias = Callable[[str, str], Any]
+"""Reads a value; the second argument is the variable, for the error."""
 
-def _text(value: str) -> str:
+
+def _duration(value: str, variable: str) -> str:
+    options.seconds(value, variable)
     return value
 
 
-def _flag(value: str) -> bool:
+def _pause(value: str, variable: str) -> str:
+    options.seconds(value, variable, zero=True)
+    return value
+
+
+def _flag(value: str, variable: str) -> bool:
     try:
         return _SWITCH[value.strip().lower()]
     except KeyError:
-        raise ConfigurationError(f"must be one of {', '.join(_SWITCH)}, not {value!r}") from None
+        raise ConfigurationError(f"{variable} must be one of {', '.join(_SWITCH)}, not {value!r}") from None
 
 
-def _number(value: str) -> int:
+def _limit(value: str, variable: str) -> int:
     try:
-        return int(value)
+        number = int(value)
     except ValueError:
-        raise ConfigurationError(f"must be a whole number, not {value!r}") from None
+        raise ConfigurationError(f"{variable} must be a whole number, not {value!r}") from None
+    return options.limit(number, variable)
 
 
-_HOLD: dict[str, Callable[[str], Any]] = {"ttl": _text, "max_hold": _text, "on_lost": _text}
-KINDS: dict[str, dict[str, Callable[[str], Any]]] = {
-    "lock": {**_HOLD, "min_hold": _text, "heartbeat": _flag, "fair": _flag, "reentrant": _flag},
-    "task_lock": {**_HOLD, "min_hold": _text, "heartbeat": _flag, "once_per": _text},
-    "leader_election": {"ttl": _text, "defer": _text},
+def _on_lost(value: str, variable: str) -> str:
+    return options.choice(value, variable, get_args(options.OnLost))
+
+
+def _once_per(value: str, variable: str) -> str:
+    try:
+        slots_of(value)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{variable}: {error}") from None
+    return value
+
+
+_HOLD: dict[str, Reader] = {"ttl": _duration, "max_hold": _duration, "on_lost": _on_lost}
+KINDS: dict[str, dict[str, Reader]] = {
+    "lock": {**_HOLD, "min_hold": _pause, "heartbeat": _flag, "fair": _flag, "reentrant": _flag},
+    "task_lock": {**_HOLD, "min_hold": _pause, "heartbeat": _flag, "once_per": _once_per},
+    "leader_election": {"ttl": _duration, "defer": _pause},
     "read_write_lock": _HOLD,
-    "semaphore": {**_HOLD, "min_hold": _text, "fair": _flag, "limit": _number},
+    "semaphore": {**_HOLD, "min_hold": _pause, "fair": _flag, "limit": _limit},
 }
 """What may be set, by the name of the client's method."""
 
@@ -59,7 +84,7 @@ class Setting:
 
     Attributes:
         option: its name.
-        value: what applies, as it was written; None for the default of the class.
+        value: what applies, as it was written; None where nothing was said and there is no default.
         source: `code`, the variable's name, or `default`.
     """
 
@@ -81,58 +106,78 @@ class Settings:
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        variables = os.environ if environment is None else environment
-        ours = {name: value for name, value in variables.items() if name.startswith(PREFIX)}
-        self._kinds = {kind: _beginning_with(f"{PREFIX}{kind.upper()}_", ours) for kind in KINDS}
+        self._environment = os.environ if environment is None else environment
+        self._read: dict[str, dict[str, str]] = {}
+        for kind in KINDS:
+            self._beginning_with(_wide(kind))
 
-    def apply(self, kind: str, name: str, given: Mapping[str, Any], **positional: Any) -> dict[str, Any]:
+    def apply(
+        self, kind: str, name: str, given: Mapping[str, Any], *, env_prefix: str | None = None, **positional: Any
+    ) -> dict[str, Any]:
         """Return the options that apply: those given in code, and what the environment adds.
 
         Args:
             kind: one of `KINDS`.
             name: the primitive's.
-            given: keyword arguments.
+            given: keyword arguments, `env_prefix` perhaps among them.
+            env_prefix: what the variables for this name begin with.
             positional: arguments that were not given if they are None.
 
         Raises:
-            ConfigurationError: a variable says what cannot be read; the text names it.
+            ConfigurationError: a variable says what cannot be read, or no variable can begin like that.
         """
         found = {**given, **{option: value for option, value in positional.items() if value is not None}}
-        if self._kinds[kind]:
-            for setting in self.explain(kind, name, found):
-                if setting.source not in ("code", "default"):
-                    found[setting.option] = setting.value
+        env_prefix = found.pop("env_prefix", env_prefix)
+        if env_prefix is not None or self._read[_wide(kind)]:
+            for setting in self._said(kind, name, found, env_prefix):
+                found[setting.option] = setting.value
         return found
 
-    def explain(self, kind: str, name: str, given: Mapping[str, Any] | None = None) -> list[Setting]:
+    def explain(
+        self, kind: str, name: str, given: Mapping[str, Any] | None = None, *, env_prefix: str | None = None
+    ) -> list[Setting]:
         """Return, for each option of a kind, what applies to `name` and where it comes from."""
-        return _settings(kind, name, given or {}, self._kinds[kind])
+        from pglease.primitives.configs import KINDS as CONFIGS
+        from pglease.primitives.configs import defaults
+
+        code = {option: Setting(option, value, "code") for option, value in (given or {}).items()}
+        said = {setting.option: setting for setting in self._said(kind, name, code, env_prefix)}
+        otherwise = defaults(CONFIGS[kind])
+        return [
+            code.get(option) or said.get(option) or Setting(option, otherwise.get(option), "default")
+            for option in KINDS[kind]
+        ]
+
+    def variables(self, kind: str, name: str, *, env_prefix: str | None = None) -> dict[str, tuple[str, str]]:
+        """Return, for each option of a kind, the variable for `name` and the one for all."""
+        own, wide = _own(kind, name, env_prefix), _wide(kind)
+        return {option: (own + option.upper(), wide + option.upper()) for option in KINDS[kind]}
+
+    def _said(self, kind: str, name: str, given: Mapping[str, Any], env_prefix: str | None) -> Iterator[Setting]:
+        """Yield what the environment says about that which code leaves open."""
+        wide, own = _wide(kind), _own(kind, name, env_prefix)
+        variables = self._read[wide] | (self._beginning_with(own) if env_prefix is not None else {})
+        for option, read in KINDS[kind].items():
+            for variable in () if option in given else (own + option.upper(), wide + option.upper()):
+                if variable in variables:
+                    yield Setting(option, read(variables[variable], variable), variable)
+                    break
+
+    def _beginning_with(self, beginning: str) -> dict[str, str]:
+        if beginning not in self._read:
+            found = {name: value for name, value in self._environment.items() if name.startswith(beginning)}
+            self._read[beginning] = found
+        return self._read[beginning]
 
 
-def _beginning_with(beginning: str, variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if name.startswith(beginning)}
+def _wide(kind: str) -> str:
+    return f"{PREFIX}{kind.upper()}_"
 
 
-def _settings(kind: str, name: str, given: Mapping[str, Any], variables: Mapping[str, str]) -> list[Setting]:
-    wide = f"{PREFIX}{kind.upper()}_"
-    own = f"{wide}{in_a_variable(str(name))}_"  # what is no name is refused later, by its rule
-    return [_setting(option, read, given, variables, (own, wide)) for option, read in KINDS[kind].items()]
-
-
-def _setting(
-    option: str,
-    read: Callable[[str], Any],
-    given: Mapping[str, Any],
-    variables: Mapping[str, str],
-    beginnings: tuple[str, ...],
-) -> Setting:
-    if option in given:
-        return Setting(option, given[option], "code")
-    for beginning in beginnings:
-        variable = beginning + option.upper()
-        if variable in variables:
-            try:
-                return Setting(option, read(variables[variable]), variable)
-            except ConfigurationError as error:
-                raise ConfigurationError(f"{variable} {error}") from None
-    return Setting(option, None, "default")
+def _own(kind: str, name: str, env_prefix: str | None) -> str:
+    """Return what the variables for a name begin with; what is no name is refused later, by its rule."""
+    if env_prefix is None:
+        return f"{_wide(kind)}{in_a_variable(str(name))}_"
+    if not _PREFIX.match(str(env_prefix)):
+        raise ConfigurationError(f"env_prefix must be letters, digits and underscores, not {env_prefix!r}")
+    return env_prefix

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pglease import ConfigurationError, MemoryBackend, PGLease
-from pglease.settings import Setting, Settings, in_a_variable
+from pglease.primitives.configs import KINDS as CONFIGS
+from pglease.settings import KINDS, Setting, Settings, in_a_variable
 
 
 @pytest.mark.parametrize(
@@ -40,10 +43,13 @@ def test_it_can_be_explained():
     assert Setting("limit", 3, "PGLEASE_SEMAPHORE_DB_LIMIT") in found
     assert Setting("ttl", "9", "PGLEASE_SEMAPHORE_TTL") in found
     assert Setting("on_lost", "log", "code") in found
-    assert Setting("fair", None, "default") in found
+    assert Setting("fair", False, "default") in found
 
 
-@pytest.mark.parametrize(("variable", "value"), [("PGLEASE_LOCK_FAIR", "perhaps"), ("PGLEASE_SEMAPHORE_LIMIT", "many")])
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("PGLEASE_LOCK_FAIR", "perhaps"), ("PGLEASE_SEMAPHORE_LIMIT", "many"), ("PGLEASE_LOCK_ON_LOST", "x")],
+)
 def test_what_cannot_be_read_is_said_with_its_variable(variable, value):
     kind = variable.split("_")[1].lower()
 
@@ -67,5 +73,33 @@ def test_a_client_applies_it(monkeypatch):
 
 def test_a_wrong_value_is_refused_like_one_in_code(monkeypatch):
     monkeypatch.setenv("PGLEASE_LOCK_TTL", "soon")
-    with PGLease(MemoryBackend()) as leases, pytest.raises(ConfigurationError, match="ttl must be a duration"):
+    with (
+        PGLease(MemoryBackend()) as leases,
+        pytest.raises(ConfigurationError, match="PGLEASE_LOCK_TTL must be a duration"),
+    ):
         leases.lock("cart")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("PGLEASE_TASK_LOCK_ONCE_PER", "now and then"), ("PGLEASE_SEMAPHORE_LIMIT", "10001")]
+)
+def test_a_value_that_breaks_a_rule_is_said_with_its_variable(variable, value):
+    kind = variable.removeprefix("PGLEASE_").rsplit("_", 1 + variable.endswith("_PER"))[0].lower()
+
+    with pytest.raises(ConfigurationError, match=variable):
+        Settings({variable: value}).apply(kind, "x", {})
+
+
+def test_a_prefix_of_its_own_stands_for_the_name_and_the_kind_goes_on_beneath():
+    settings = Settings({"SHOP_CART_TTL": "7", "PGLEASE_LOCK_CART_TTL": "5", "PGLEASE_LOCK_MAX_HOLD": "1h"})
+
+    assert settings.apply("lock", "cart", {"env_prefix": "SHOP_CART_"}) == {"ttl": "7", "max_hold": "1h"}
+    assert settings.apply("lock", "cart", {}) == {"ttl": "5", "max_hold": "1h"}
+    with pytest.raises(ConfigurationError, match="env_prefix must be letters"):
+        settings.apply("lock", "cart", {"env_prefix": "shop cart"})
+
+
+def test_every_option_that_can_be_set_is_one_of_the_kind_s():
+    assert set(KINDS) == set(CONFIGS)
+    for kind, readers in KINDS.items():
+        assert set(readers) <= {field.name for field in fields(CONFIGS[kind])}

@@ -28,6 +28,7 @@ COMMANDS = {
     "schema": "pglease.cli.store:schema",
     "doctor": "pglease.cli.store:doctor",
     "bump-epoch": "pglease.cli.store:bump_epoch",
+    "options": "pglease.cli.explain:explain",
     "demo": "pglease.cli.demo:demo",
     "completion": "pglease.cli.completion:completion",
 }

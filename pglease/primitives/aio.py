@@ -25,7 +25,15 @@ from pglease.primitives.task_lock import TaskLock
 from pglease.records import Lease
 
 if TYPE_CHECKING:
+    from pglease.aio import AsyncPGLease
     from pglease.client import PGLease
+    from pglease.primitives.configs import (
+        LeaderElectionConfig,
+        LockConfig,
+        ReadWriteLockConfig,
+        SemaphoreConfig,
+        TaskLockConfig,
+    )
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,6 +81,15 @@ class AsyncLock:
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
         self._blocks = _Blocks()
+
+    @classmethod
+    def from_config(cls, leases: AsyncPGLease, name: str, config: LockConfig) -> Self:
+        """Build one by a checked record; the environment is not asked."""
+        return cls(Lock.from_config(leases.client, name, config))
+
+    async def reconfigure(self, config: LockConfig) -> None:
+        """Go by other options. See `Lock.reconfigure`."""
+        await drive.keep(partial(self._lock.reconfigure, config))
 
     @property
     def name(self) -> str:
@@ -159,6 +176,15 @@ class AsyncTaskLock:
     def __init__(self, lock: TaskLock) -> None:
         self._lock = lock
 
+    @classmethod
+    def from_config(cls, leases: AsyncPGLease, name: str, config: TaskLockConfig) -> Self:
+        """Build one by a checked record; the environment is not asked."""
+        return cls(TaskLock.from_config(leases.client, name, config))
+
+    async def reconfigure(self, config: TaskLockConfig) -> None:
+        """Go by other options. See `TaskLock.reconfigure`."""
+        await drive.keep(partial(self._lock.reconfigure, config))
+
     @property
     def name(self) -> str:
         """The lease's name."""
@@ -209,6 +235,15 @@ class AsyncReadWriteLock:
 
     def __init__(self, lock: ReadWriteLock) -> None:
         self._lock = lock
+
+    @classmethod
+    def from_config(cls, leases: AsyncPGLease, name: str, config: ReadWriteLockConfig) -> Self:
+        """Build one by a checked record; the environment is not asked."""
+        return cls(ReadWriteLock.from_config(leases.client, name, config))
+
+    async def reconfigure(self, config: ReadWriteLockConfig) -> None:
+        """Go by other options. See `ReadWriteLock.reconfigure`."""
+        await drive.keep(partial(self._lock.reconfigure, config))
 
     @property
     def name(self) -> str:
@@ -266,6 +301,15 @@ class AsyncSemaphore:
     def __init__(self, semaphore: Semaphore) -> None:
         self._semaphore = semaphore
         self._blocks = _Blocks()
+
+    @classmethod
+    def from_config(cls, leases: AsyncPGLease, name: str, config: SemaphoreConfig) -> Self:
+        """Build one by a checked record; the environment is not asked."""
+        return cls(Semaphore.from_config(leases.client, name, config))
+
+    async def reconfigure(self, config: SemaphoreConfig) -> None:
+        """Go by other options. See `Semaphore.reconfigure`."""
+        await drive.keep(partial(self._semaphore.reconfigure, config))
 
     @property
     def name(self) -> str:
@@ -430,6 +474,15 @@ class AsyncLeaderElection:
     def __init__(self, election: LeaderElection) -> None:
         self._election = election
         self._works: set[asyncio.Task[Any]] = set()
+
+    @classmethod
+    def from_config(cls, leases: AsyncPGLease, name: str, config: LeaderElectionConfig) -> Self:
+        """Build one by a checked record; the environment is not asked."""
+        return cls(LeaderElection.from_config(leases.client, name, config))
+
+    async def reconfigure(self, config: LeaderElectionConfig) -> None:
+        """Go by other options. See `LeaderElection.reconfigure`."""
+        await drive.keep(partial(self._election.reconfigure, config))
 
     @property
     def name(self) -> str:

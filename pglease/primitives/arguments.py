@@ -14,6 +14,7 @@ from pglease.slots import OncePer
 class LockOptions(TypedDict, total=False):
     """See `Lock`."""
 
+    env_prefix: str
     reentrant: bool
     min_hold: Duration | None
     max_hold: Duration | None
@@ -26,6 +27,7 @@ class LockOptions(TypedDict, total=False):
 class TaskLockOptions(TypedDict, total=False):
     """See `TaskLock`."""
 
+    env_prefix: str
     min_hold: Duration | None
     max_hold: Duration | None
     once_per: OncePer | None
@@ -37,6 +39,7 @@ class TaskLockOptions(TypedDict, total=False):
 class ElectionOptions(TypedDict, total=False):
     """See `LeaderElection`."""
 
+    env_prefix: str
     metadata: Mapping[str, Any] | None
     on_started: Callable[[HeldLease], object] | None
     on_stopped: Callable[[], object] | None
@@ -47,6 +50,7 @@ class ElectionOptions(TypedDict, total=False):
 class AsyncElectionOptions(TypedDict, total=False):
     """See `LeaderElection`; what is called back is a matter of threads."""
 
+    env_prefix: str
     metadata: Mapping[str, Any] | None
     defer: Duration
 
@@ -54,6 +58,7 @@ class AsyncElectionOptions(TypedDict, total=False):
 class ReadWriteOptions(TypedDict, total=False):
     """See `ReadWriteLock`."""
 
+    env_prefix: str
     max_hold: Duration | None
     metadata: Mapping[str, Any] | None
     on_lost: OnLost
@@ -62,6 +67,7 @@ class ReadWriteOptions(TypedDict, total=False):
 class SemaphoreOptions(TypedDict, total=False):
     """See `Semaphore`."""
 
+    env_prefix: str
     min_hold: Duration | None
     max_hold: Duration | None
     metadata: Mapping[str, Any] | None

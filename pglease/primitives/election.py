@@ -15,6 +15,7 @@ from pglease import clock, current, forks, identity, options
 from pglease.errors import BackendClosed, BackendError, ConfigurationError, PgleaseError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import Duration
+from pglease.primitives.configs import LeaderElectionConfig, arguments_of, renew_by
 from pglease.records import Granted, Lease, Request
 
 if TYPE_CHECKING:
@@ -121,6 +122,24 @@ class LeaderElection:
         self._on_new_leader = on_new_leader
         self._fresh()
         forks.forget_in_children(self)
+
+    @classmethod
+    def from_config(cls, leases: PGLease, name: str, config: LeaderElectionConfig, **callbacks: Any) -> Self:
+        """Build one by a checked record, and callbacks as for the class; the environment is not asked."""
+        return cls(leases, name, **arguments_of(config, LeaderElectionConfig), **callbacks)
+
+    def reconfigure(self, config: LeaderElectionConfig) -> None:
+        """Go by other options: a new ttl counts at once, also for the present term; the rest with the next one.
+
+        The name stays.
+
+        Raises:
+            ConfigurationError: no `LeaderElectionConfig`; nothing is changed.
+            BackendUnavailable: the new options count, and it is unknown whether the present term was renewed.
+        """
+        other = type(self).from_config(self.leases, self.name, config)
+        self._wanted, self._defer = other._wanted, other._defer
+        renew_by(self._wanted.ttl, self.lease)
 
     def _fresh(self) -> None:
         self._changed = threading.Condition(threading.RLock())

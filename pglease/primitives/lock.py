@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pglease import current, identity, options
 from pglease.errors import NotOwnedError, ReentrantError
 from pglease.handles import HeldLease, Hold, NotAcquired
 from pglease.options import Duration, HoldOptions, OnLost
+from pglease.primitives.configs import LockConfig, arguments_of, renew_by
 from pglease.taking import not_acquired
 
 if TYPE_CHECKING:
@@ -67,6 +68,24 @@ class Lock:
             leases.check_traits(self._wanted)
         self._lease: HeldLease | None = None
         self._blocks: dict[identity.Caller, list[HeldLease]] = {}
+
+    @classmethod
+    def from_config(cls, leases: PGLease, name: str, config: LockConfig) -> Self:
+        """Build one by a checked record; the environment is not asked."""
+        return cls(leases, name, **arguments_of(config, LockConfig))
+
+    def reconfigure(self, config: LockConfig) -> None:
+        """Go by other options from the next acquire on; what is held through this object gets the new ttl at once.
+
+        The name stays.
+
+        Raises:
+            ConfigurationError: no `LockConfig`, or one that this store cannot keep; nothing is changed.
+            BackendUnavailable: the new options count, and it is unknown whether what is held was renewed.
+        """
+        other = type(self).from_config(self.leases, self.name, config)
+        self._reentrant, self._wanted = other._reentrant, other._wanted
+        renew_by(self._wanted.ttl, self._lease)
 
     @property
     def name(self) -> str:

@@ -12,13 +12,14 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pglease import current, options
 from pglease.errors import NotOwnedError, ReentrantError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import Duration, OnLost
 from pglease.primitives import talk
+from pglease.primitives.configs import ReadWriteLockConfig, arguments_of
 from pglease.primitives.talk import Deadline, List, Look, Renew, Take, Talk
 from pglease.records import Lease
 from pglease.taking import not_acquired
@@ -60,16 +61,30 @@ class ReadWriteLock:
         metadata: Mapping[str, Any] | None = None,
         on_lost: OnLost = "raise",
     ) -> None:
-        with options.all_problems() as problems:
-            wanted = problems.check(
-                options.hold_options, name, ttl, max_hold=max_hold, metadata=metadata, on_lost=on_lost
-            )
-            problems.check(options.stem, name, "name")
         self.leases = leases
+        self._configure(name, ttl, max_hold=max_hold, metadata=metadata, on_lost=on_lost)
+
+    def _configure(self, name: str, ttl: Duration, **hold: Any) -> None:
+        with options.all_problems() as problems:
+            wanted = problems.check(options.hold_options, name, ttl, **hold)
+            problems.check(options.stem, name, "name")
         self.name = wanted.name
         self._reader = wanted
         # A lapsed hold ends a ttl after its last renewal, a released one before that: the ttl tells the two apart.
         self._writer = replace(wanted, name=self.name + WRITER, metadata={**wanted.metadata, _TTL: wanted.ttl})
+
+    @classmethod
+    def from_config(cls, leases: PGLease, name: str, config: ReadWriteLockConfig) -> Self:
+        """Build one by a checked record; the environment is not asked."""
+        return cls(leases, name, **arguments_of(config, ReadWriteLockConfig))
+
+    def reconfigure(self, config: ReadWriteLockConfig) -> None:
+        """Go by other options from the next acquire on; the name stays.
+
+        Raises:
+            ConfigurationError: no `ReadWriteLockConfig`; nothing is changed.
+        """
+        self._configure(self.name, **arguments_of(config, ReadWriteLockConfig))
 
     # -- taking --------------------------------------------------------------------------------------------------------
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pglease import current, identity, options
-from pglease.errors import ConfigurationError, NotOwnedError
+from pglease.errors import NotOwnedError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import Duration, OnLost
 from pglease.primitives import talk
+from pglease.primitives.configs import SemaphoreConfig, arguments_of
 from pglease.primitives.talk import Deadline, List, Take, Talk
 from pglease.records import Lease
 from pglease.taking import not_acquired
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 SLOT = "#slot:"
 GATE = "#gate"
-MOST_SLOTS = 10_000
 _NUMBER = re.compile(r"[0-9]+\Z")
 
 
@@ -58,25 +58,42 @@ class Semaphore:
         fair: bool = False,
         on_lost: OnLost = "raise",
     ) -> None:
-        with options.all_problems() as problems:
-            self._limit = problems.check(_limit, limit)
-            wanted = problems.check(
-                options.hold_options,
-                name,
-                ttl,
-                min_hold=min_hold,
-                max_hold=max_hold,
-                metadata=metadata,
-                fair=fair,
-                on_lost=on_lost,
-            )
-            problems.check(options.stem, name, "name")
-        leases.check_traits(wanted)
         self.leases = leases
-        self.name = wanted.name
-        self._slot = replace(wanted, fair=False)
-        self._gate = options.HoldOptions(wanted.name + GATE, min(wanted.ttl, 5.0), fair=fair, on_lost="log")
         self._blocks: dict[identity.Caller, list[HeldLease]] = {}
+        self._configure(
+            name,
+            limit,
+            ttl,
+            min_hold=min_hold,
+            max_hold=max_hold,
+            metadata=metadata,
+            fair=fair,
+            on_lost=on_lost,
+        )
+
+    def _configure(self, name: str, limit: int, ttl: Duration, **hold: Any) -> None:
+        with options.all_problems() as problems:
+            room = problems.check(options.limit, limit, "limit")
+            wanted = problems.check(options.hold_options, name, ttl, **hold)
+            problems.check(options.stem, name, "name")
+        self.leases.check_traits(wanted)
+        self.name = wanted.name
+        self._limit = room
+        self._slot = replace(wanted, fair=False)
+        self._gate = options.HoldOptions(wanted.name + GATE, min(wanted.ttl, 5.0), fair=wanted.fair, on_lost="log")
+
+    @classmethod
+    def from_config(cls, leases: PGLease, name: str, config: SemaphoreConfig) -> Self:
+        """Build one by a checked record; the environment is not asked."""
+        return cls(leases, name, **arguments_of(config, SemaphoreConfig))
+
+    def reconfigure(self, config: SemaphoreConfig) -> None:
+        """Go by other options from the next acquire on; the name stays.
+
+        Raises:
+            ConfigurationError: no `SemaphoreConfig`, or one that this store cannot keep; nothing is changed.
+        """
+        self._configure(self.name, **arguments_of(config, SemaphoreConfig))
 
     @property
     def limit(self) -> int:
@@ -85,7 +102,7 @@ class Semaphore:
 
     @limit.setter
     def limit(self, limit: int) -> None:
-        self._limit = _limit(limit)
+        self._limit = options.limit(limit, "limit")
 
     def acquire(self, timeout: Duration | None = None) -> HeldLease:
         """Wait for a slot; the handle's `release` gives it back.
@@ -214,13 +231,6 @@ class Semaphore:
 
     def __repr__(self) -> str:
         return f"<Semaphore {self.name!r}, limit {self._limit}>"
-
-
-def _limit(value: int) -> int:
-    number = options.count(value, "limit")
-    if number > MOST_SLOTS:
-        raise ConfigurationError(f"limit must be at most {MOST_SLOTS}, not {value!r}")
-    return number
 
 
 def _live(name: str, records: list[Lease]) -> list[tuple[int, Lease]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pglease import current, identity, options
 from pglease.errors import ConfigurationError, NotOwnedError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import Duration, OnLost
+from pglease.primitives.configs import TaskLockConfig, arguments_of, renew_by
 from pglease.slots import OncePer
 from pglease.slots import once_per as slots_of
 
@@ -67,6 +68,23 @@ class TaskLock:
         leases.check_traits(self.wanted)
         self._lease: HeldLease | None = None
         self._blocks: dict[identity.Caller, list[HeldLease | NotAcquired]] = {}
+
+    @classmethod
+    def from_config(cls, leases: PGLease, name: str, config: TaskLockConfig) -> Self:
+        """Build one by a checked record; the environment is not asked."""
+        return cls(leases, name, **arguments_of(config, TaskLockConfig))
+
+    def reconfigure(self, config: TaskLockConfig) -> None:
+        """Go by other options from the next run on; a run that is under way is refreshed by a new ttl at once.
+
+        The name stays.
+
+        Raises:
+            ConfigurationError: no `TaskLockConfig`, or one that this store cannot keep; nothing is changed.
+            BackendUnavailable: the new options count, and it is unknown whether the run was refreshed.
+        """
+        self.wanted = type(self).from_config(self.leases, self.name, config).wanted
+        renew_by(self.wanted.ttl, self._lease)
 
     @property
     def name(self) -> str:
