@@ -156,7 +156,7 @@ def stays_in_the_family(found: Import) -> bool:
     mine, target = family(found.module), ours(found)
     if mine is None or target is None or family(target) is None:
         return True
-    if family(target) in {mine, "base", "checks", "cutoff", "migrations", "paramstyles"}:
+    if family(target) in {mine, "base", "checks", "cutoff", "migrations", "paramstyles", "settling"}:
         return True
     return (mine, family(target)) in {("hybrid", "postgres"), ("render", "postgres")}
 

@@ -33,6 +33,7 @@ from pglease.backends.postgres_link import Link, Row
 from pglease.backends.postgres_rows import answer_in, lease_in
 from pglease.backends.postgres_sql import Statements
 from pglease.backends.postgres_waiting import Listening
+from pglease.backends.settling import Settling
 from pglease.errors import BackendClosed, BackendError, BackendMisconfigured, BackendUnavailable
 from pglease.records import (
     Claim,
@@ -152,7 +153,7 @@ class PostgresBackend:
         forks.forget_in_children(self)
 
     def _fresh_locks(self) -> None:
-        self._settling = threading.RLock()
+        self._settling = Settling("the lease table")
         self._closing = threading.Event()
 
     @classmethod
@@ -427,9 +428,7 @@ class PostgresBackend:
 
     def _settled(self, budget: Budget) -> Statements:
         """Find or make the tables, once for this backend."""
-        if not self._settling.acquire(timeout=max(0.0, budget.left())):
-            raise BackendUnavailable("the lease table is still being looked up by another thread")
-        try:
+        with self._settling.turn(budget):
             if self._statements is None:
                 with self.connections.lend(budget) as link:
                     self._names = postgres_schema.ensure(link, self._names, create=self._auto_initialize)
@@ -437,8 +436,6 @@ class PostgresBackend:
                 self._note(lineage)
                 self._statements = self._rendered(lineage=not lineage.untold)
             return self._statements
-        finally:
-            self._settling.release()
 
     def _rendered(self, *, lineage: bool) -> Statements:
         return Statements.of(self._names, PROTOCOL, lineage=lineage, notify=self._listening.wanted)

@@ -59,6 +59,7 @@ from pglease.backends.redis_lua import (
 )
 from pglease.backends.redis_routes import Routes
 from pglease.backends.redis_subscription import RedisSubscription
+from pglease.backends.settling import Settling
 from pglease.records import (
     Gone,
     Granted,
@@ -156,7 +157,7 @@ class RedisBackend(FencesNothing):
         forks.forget_in_children(self)
 
     def _fresh_locks(self) -> None:
-        self._settling = threading.RLock()
+        self._settling = Settling("the server")
         self._closing = threading.Event()
         self._subscriptions: builtins.list[RedisSubscription] = []
 
@@ -447,15 +448,11 @@ class RedisBackend(FencesNothing):
         """Look at the server once, and at the map of a Cluster whenever it may have changed."""
         if self._is_settled and not self._routes.is_stale:
             return
-        if not self._settling.acquire(timeout=max(0.0, budget.left())):
-            raise BackendUnavailable("the server is still being looked at by another thread")
-        try:
+        with self._settling.turn(budget):
             if not self._is_settled:
                 self._look_once(budget, reserved=reserved)
             if self._routes.is_stale:
                 self._read_map(budget, reserved=reserved)
-        finally:
-            self._settling.release()
 
     def _look_once(self, budget: Budget, *, reserved: bool) -> None:
         server = self._at(self._routes.home, redis_doctor.look, budget, reserved=reserved)

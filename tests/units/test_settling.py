@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from pglease import clock
+from pglease.backends.base import Budget
+from pglease.backends.settling import Settling
+from pglease.errors import BackendUnavailable
+
+
+def test_who_waits_in_vain_for_a_look_is_told_what_the_last_one_met() -> None:
+    settling = Settling("the lease table")
+    with pytest.raises(BackendUnavailable), settling.turn(Budget.of(1, clock.now)):
+        raise BackendUnavailable("the server is a standby")
+    looking, over = threading.Event(), threading.Event()
+
+    def look() -> None:
+        with settling.turn(Budget.of(30, clock.now)):
+            looking.set()
+            over.wait(30)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    looking.wait(30)
+    with pytest.raises(BackendUnavailable, match="another thread; .*: the server is a standby"):
+        settling.turn(Budget.of(0, clock.now)).__enter__()
+    over.set()
+    thread.join(30)
+
+    with settling.turn(Budget.of(30, clock.now)):
+        pass  # it is free again
