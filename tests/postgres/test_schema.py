@@ -102,9 +102,9 @@ def mark(link: Link) -> tuple[Any, ...]:
 # Making
 
 
-@pytest.mark.parametrize("count", [12, 32])
+@pytest.mark.parametrize("count", [12, pytest.param(32, marks=pytest.mark.long)])
 def test_any_number_of_processes_may_start_at_once(dsn: str, server_log: Callable[[], list[str]], count: int) -> None:
-    rounds = 20
+    rounds = 8
     with starters(dsn, count) as processes, linked(dsn) as link:
         for number in range(rounds):
             name = f"round_{number}"
@@ -123,7 +123,7 @@ def test_any_number_of_processes_may_meet_a_table_of_0_0_x_at_once(
     dsn: str, server_log: Callable[[], list[str]]
 ) -> None:
     with starters(dsn, 12) as processes, linked(dsn) as link:
-        for number in range(10):
+        for number in range(5):
             name = f"round_{number}"
             link.script(TABLE.format(key="varchar(255) PRIMARY KEY", moment="timestamptz").replace(NAMES.table, name))
             link.script(f"INSERT INTO {name} VALUES ('a', 'o', now(), now(), now())")
