@@ -24,7 +24,7 @@ def test_who_waits_in_vain_for_a_look_is_told_what_the_last_one_met() -> None:
     thread = threading.Thread(target=look)
     thread.start()
     looking.wait(30)
-    with pytest.raises(BackendUnavailable, match="another thread; .*: the server is a standby"):
+    with pytest.raises(BackendUnavailable, match=r"another thread; .*: the server is a standby"):
         settling.turn(Budget.of(0, clock.now)).__enter__()
     over.set()
     thread.join(30)
