@@ -57,7 +57,7 @@ from pglease.errors import (
     ReentrantError,
     ReleaseError,
 )
-from pglease.events import Event, Observer, Waiting
+from pglease.events import Event, LeaseChange, Observer, Waiting
 from pglease.handles import HeldLease, NotAcquired
 from pglease.records import Lease, Loss, LossReason
 from pglease.slots import Cron
@@ -107,6 +107,7 @@ __all__ = [
     "LeaderElection",
     "LeaderElectionConfig",
     "Lease",
+    "LeaseChange",
     "LeaseContext",
     "LeaseGroup",
     "LeaseLostError",

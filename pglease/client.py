@@ -34,6 +34,7 @@ from pglease.settings import Settings
 from pglease.slots import OncePer
 from pglease.slots import once_per as slots_of
 from pglease.taking import Taking, not_acquired
+from pglease.watching import Watch
 
 if TYPE_CHECKING:
     from pglease.primitives.arguments import (
@@ -510,6 +511,42 @@ class PGLease:
     def holding(self) -> list[HeldLease]:
         """Return the handles of all that this client holds, ordered by name."""
         return [lease for name in self.taking.names() if (lease := self.held(name)) is not None]
+
+    def watch(self, name: str | None = None, *, prefix: str | None = None, poll_interval: Duration = 5.0) -> Watch:
+        """Watch a lease, or all whose names begin with `prefix`, without taking part.
+
+        Iterate over it for `LeaseChange`s, in their order and with no duplicates: first how things stand (`present`),
+        then `acquired`, `taken over`, `released`, `expired`, `deleted`. Renewals are no changes. After a gap (an
+        outage, several holds between two looks) one change has the present record and how many holds were `missed`.
+
+        Args:
+            name: the lease. Either this or `prefix`.
+            prefix: the beginning of names; `""` watches all.
+            poll_interval: the longest pause between two looks, in seconds, where the store announces nothing: for a
+                single name that it announces twelve times as long.
+
+        Returns:
+            a `Watch`: an iterator with `next(seconds)` and `close()`, also a context manager.
+
+        Raises:
+            ConfigurationError: neither or both of `name` and `prefix`, or a broken rule.
+        """
+        if name is not None and prefix is None:
+            what = options.text(name, "name")
+        elif prefix is not None and name is None:
+            what = options.prefix(prefix)
+        else:
+            raise ConfigurationError("watch needs either a name or prefix=")
+        poll = options.seconds(poll_interval, "poll_interval")
+        self.taking.refuse_if_closed()
+        return Watch(
+            self.taking.room,
+            what,
+            prefix=name is None,
+            poll=poll,
+            box=self.taking.box,
+            refuse=self.taking.refuse_if_closed,
+        )
 
     def waiting(self) -> list[Waiting]:
         """Return how each wait through this client stands, ordered by name: for what, whom, and how long."""

@@ -33,6 +33,32 @@ class Waiting:
     place: Place | None = None
 
 
+ChangeKind: TypeAlias = Literal["present", "acquired", "taken over", "released", "expired", "deleted"]
+"""present: how things stood when the watch began · acquired: a hold began · taken over: a hold began, and the end of
+the one before was not seen; it lapsed, as it seems · released: a hold was ended, by its holder or by force · expired:
+it lapsed · deleted: the record of a hold that was over was cleaned up."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseChange:
+    """One thing that happened to a lease, as a watcher sees it.
+
+    Attributes:
+        kind: what.
+        lease: the record it is about.
+        missed: how many holds between the last change and this one are not told of, since nobody looked meanwhile.
+    """
+
+    kind: ChangeKind
+    lease: Lease
+    missed: int = 0
+
+    @property
+    def name(self) -> str:
+        """The lease's name."""
+        return self.lease.task_name
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One thing that happened.

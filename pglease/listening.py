@@ -32,14 +32,21 @@ class Ear:
 
     Args:
         backend: who is listened to.
+        needed: whether anybody waits or watches.
         heard: told of each change, on the ear's thread.
         turned: told when hearing begins (whoever looked before has to look again) and when it ends.
     """
 
     def __init__(
-        self, backend: Backend, heard: Callable[[Sequence[Change]], None], turned: Callable[[bool], None]
+        self,
+        backend: Backend,
+        *,
+        needed: Callable[[], bool],
+        heard: Callable[[Sequence[Change]], None],
+        turned: Callable[[bool], None],
     ) -> None:
         self._backend = backend
+        self._needed = needed
         self._heard = heard
         self._turned = turned
         self.fresh()
@@ -47,7 +54,6 @@ class Ear:
     def fresh(self) -> None:
         """Begin anew, in a forked child: thread and subscription are the parent's."""
         self._changed = threading.Condition(threading.RLock())
-        self._needed: set[object] = set()
         self._since = 0.0
         self._thread: threading.Thread | None = None
         self._subscription: Subscription | None = None
@@ -55,10 +61,9 @@ class Ear:
         self._closed = False
         self.hearing = False
 
-    def need(self, who: object) -> None:
-        """Note that somebody needs to hear."""
+    def need(self) -> None:
+        """Begin to hear, if that has not begun; it ends by itself a moment after nobody needs it any more."""
         with self._changed:
-            self._needed.add(who)
             if self._thread is None and not self._hopeless and not self._closed:
                 thread = threading.Thread(target=self._run, name="pglease-ear", daemon=True)
                 try:
@@ -66,13 +71,6 @@ class Ear:
                 except RuntimeError:  # no more threads, or the interpreter is going down: everybody looks
                     return
                 self._thread = thread
-
-    def enough(self, who: object) -> None:
-        """Note that somebody no longer needs to. Harmless for whoever never did."""
-        with self._changed:
-            if who in self._needed:
-                self._needed.discard(who)
-                self._since = clock.now()
 
     def close(self) -> None:
         """Hear no more."""
@@ -112,7 +110,10 @@ class Ear:
             return True
 
     def _wanted(self) -> bool:
-        return not (self._closed or self._hopeless) and (bool(self._needed) or clock.now() < self._since + LINGER)
+        now = clock.now()
+        if self._needed():
+            self._since = now
+        return not (self._closed or self._hopeless) and now < self._since + LINGER
 
     def _rest(self, seconds: float) -> None:
         with self._changed:

@@ -13,9 +13,10 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pglease import clock, steps
 from pglease.backends.base import Backend
@@ -49,28 +50,31 @@ AHEAD = 0.005
 """Seconds by which a fair waiter looks later for each one ahead of it, who most likely takes the name meanwhile."""
 MOST_SPREAD = 0.02
 """Seconds over which waiters of many clients spread their looks after a release, at most."""
+OWN_WORD = 0.1
+"""Seconds that a client waits for the store to announce what it released itself."""
 LONGEST_NAP = 3600.0
 _REMEMBERED = 4096
 
 
 @dataclass(slots=True)
 class _Mark:
-    """What was marked: until when, which hold had the name then, and when a release was last heard of."""
+    """What was marked: until when, which record (token less transitions), and when its last release was heard."""
 
     until: float = 0.0
     released_at: float = float("-inf")
     retry_at: float = 0.0
-    token: int = 0
-    transitions: int = 0
+    kin: int | None = None
 
     def due(self, now: float) -> bool:
         return now >= self.until - MARK / 2 and now >= self.retry_at
 
     def see(self, lease: Lease) -> None:
-        """Forget the mark when the record is another than the one that was marked: it was deleted in between."""
-        if lease.fencing_token != self.token and lease.transitions <= self.transitions:
-            self.until = 0.0
-        self.token, self.transitions = lease.fencing_token, lease.transitions
+        """Forget the mark when the record is another than the one that was marked: it was deleted in between.
+
+        As long as it is the same, token and transitions rise together; a new one starts above every older token.
+        """
+        if lease.fencing_token - lease.transitions != self.kin:
+            self.until, self.kin = 0.0, lease.fencing_token - lease.transitions
 
 
 @dataclass(eq=False)
@@ -99,6 +103,16 @@ class _Line:
             waiter.nap.kick()
 
 
+class Watcher(Protocol):
+    """Somebody who watches without waiting."""
+
+    def hear(self, change: Change) -> None:
+        """Take a hint, at once and without I/O."""
+
+    def turn(self) -> None:
+        """Look again: hearing has begun, or ended, or the client was closed."""
+
+
 class Room:
     """One client's waiting room.
 
@@ -112,13 +126,14 @@ class Room:
         self.backend = backend
         self.give_back = give_back
         self.notices = notices
-        self.ear = Ear(backend, self._heard, self._turned)
         self._fresh()
+        self.ear = Ear(backend, needed=self._is_used, heard=self._heard, turned=self._turned)
 
     def _fresh(self) -> None:
         self.lock = threading.RLock()
         self._lines: dict[str, _Line] = {}
         self._marks: dict[str, _Mark] = {}
+        self._watches: weakref.WeakSet[Watcher] = weakref.WeakSet()
         self._spread = 0.0
         self._hearing_since = float("inf")
 
@@ -143,7 +158,7 @@ class Room:
             waiter.line = line  # first: interrupted anywhere from here, `leave` undoes it
             line.waiters.append(waiter)
             self._lines[waiter.name] = line  # last: a line in which nobody stands would be found by the ear
-            self.ear.need(waiter)
+            self.ear.need()
             if line.mark.released_at >= waiter.looked_at or (self.hearing and self._hearing_since > waiter.looked_at):
                 line.set(clock.now())  # it looked before a release that it was not here to hear of, or before any
             return line
@@ -152,7 +167,6 @@ class Room:
         """Stand there no more; what was for this waiter to do is the next one's."""
         with self.lock:
             line = waiter.line
-            self.ear.enough(waiter)
             if line is None or waiter not in line.waiters:
                 return
             was_in_front = waiter in line.waiters[:2]
@@ -162,7 +176,7 @@ class Room:
                 self._forget_old_marks()
             elif term is not None:
                 line.mark.see(term.lease)
-                line.set(clock.now() + term.lease.time_remaining())
+                line.set(clock.now() + min(term.lease.time_remaining(), line.waiters[0].heard_poll))
                 line.said = Refused(term.lease, term.lease.time_remaining())
             elif waiter.looking:
                 line.set(clock.now())
@@ -239,15 +253,34 @@ class Room:
             # Not in place: whoever interrupts us would find the list empty.
             line.waiters = sorted(line.waiters, key=lambda w: w.place.number if w.place else float("inf"))
 
+    # -- what watchers do ----------------------------------------------------------------------------------------------
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell somebody of all that is heard, until it is forgotten or says `unwatch`."""
+        with self.lock:
+            self._watches.add(watcher)
+            self.ear.need()
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Tell it no more."""
+        with self.lock:
+            self._watches.discard(watcher)
+
+    def _is_used(self) -> bool:
+        return bool(self._lines) or len(self._watches) > 0
+
     # -- what is heard -------------------------------------------------------------------------------------------------
 
     def _heard(self, changes: Sequence[Change]) -> None:
         with self.lock:
             for change in changes:
-                if (line := self._lines.get(change.name)) is not None:
+                line = self._lines.get(change.name)
+                if line is not None and line.waiters:  # else whoever left it was interrupted
                     self._released(line, change) if change.what == "released" else self._granted(line, change)
                 elif change.what == "released" and (mark := self._marks.get(change.name)) is not None:
                     mark.released_at = clock.now()  # for whoever has looked already and is on its way into the line
+                for watcher in list(self._watches):
+                    watcher.hear(change)
 
     def _released(self, line: _Line, change: Change) -> None:
         now = line.mark.released_at = clock.now()
@@ -264,17 +297,23 @@ class Room:
         line.set(clock.now() + longest + 0.005 + 0.05 * random.random())
 
     def freed(self, name: str) -> None:
-        """Note that this client released a name itself: all it needs to know where the store cannot be heard."""
+        """Note that this client released a name itself: no other word is needed where the store cannot be heard."""
         with self.lock:
             line = self._lines.get(name)
-            if line is not None and not self.hearing:
+            if line is None or not line.waiters:
+                return
+            if self.hearing:  # wait for the word that all clients get, or ours would always be the first
+                line.set(min(line.look_at, clock.now() + OWN_WORD))
+            else:
                 self._released(line, Change(name, "released"))
 
     def _turned(self, hearing: bool) -> None:
         with self.lock:
             now = clock.now()
             self._hearing_since = now if hearing else float("inf")
-            for line in self._lines.values():
+            for watcher in list(self._watches):
+                watcher.turn()
+            for line in filter(lambda each: each.waiters, self._lines.values()):
                 # Heard again: what was missed meanwhile is unknown. No longer heard: look as often as one must then.
                 first = line.waiters[0]
                 line.set(min(line.look_at, now + (0.0 if hearing else first.poll * random.random())))
@@ -287,6 +326,8 @@ class Room:
             for line in self._lines.values():
                 for waiter in line.waiters:
                     waiter.nap.kick()
+            for watcher in list(self._watches):
+                watcher.turn()
         self.ear.close()
 
     def forget(self) -> None:

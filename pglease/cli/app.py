@@ -22,6 +22,7 @@ COMMANDS = {
     "list": "pglease.cli.facts:list_leases",
     "show": "pglease.cli.facts:show",
     "wait": "pglease.cli.facts:wait",
+    "watch": "pglease.cli.watch:watch",
     "check": "pglease.cli.facts:check",
     "release": "pglease.cli.facts:release",
     "cleanup": "pglease.cli.facts:cleanup",

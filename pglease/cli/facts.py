@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +12,13 @@ from pglease.cli.failures import CONFLICT
 from pglease.cli.options import NAME, DurationType, examples, json_option, open_client, quiet_option, store_options
 
 if TYPE_CHECKING:
+    from pglease.client import PGLease
     from pglease.records import Lease
 
 FREE, HELD, REFUSED, UNKNOWN = 1, 0, 1, 1
 POLL = 1.0
-"""Seconds between two looks of `wait`; it looks again sooner when the hold it saw is about to end."""
+"""Seconds between two looks of `wait` where the store does not say when to look."""
+ENDS = frozenset({"released", "expired", "deleted"})
 
 
 @click.command(
@@ -118,13 +119,9 @@ def wait(ctx: click.Context, /, *, name: str, timeout: float | None, as_json: bo
     """
     leases = open_client(ctx)
     deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
-    while True:
-        lease = _current(leases.get_lease(name))
-        left = deadline - time.monotonic()
-        if lease is None or left <= 0:
-            break
-        # The jitter keeps a crowd of waiters from asking in step.
-        time.sleep(min(left, POLL * random.uniform(0.5, 1), lease.time_remaining() + 0.01))
+    lease = _current(leases.get_lease(name))  # a store that is not there is an error and not a long wait
+    if lease is not None and _becomes_free(leases, name, deadline):
+        lease = None
     if as_json:
         printing.say_json(printing.facts_of(lease) if lease else {"name": name, "held": False})
     elif not quiet:
@@ -189,6 +186,15 @@ def cleanup(ctx: click.Context, /, *, older_than: float, as_json: bool, quiet: b
     elif not quiet:
         printing.say(f"{removed} record{'' if removed == 1 else 's'} removed")
     return 0
+
+
+def _becomes_free(leases: PGLease, name: str, deadline: float) -> bool:
+    """Wait until the hold has ended; its end counts though somebody else may have taken the name right after."""
+    with leases.watch(name, poll_interval=POLL) as watch:
+        while (change := watch.next(max(0.0, deadline - time.monotonic()))) is not None:
+            if change.kind in ENDS or change.lease.is_expired():
+                return True
+    return False
 
 
 def _held(ctx: click.Context, name: str) -> Lease | None:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pglease.testing.processes import LocalServerError, wait_until
 
-Kind = Literal["pass", "black_hole", "drop_replies", "delay", "drip"]
+Kind = Literal["pass", "black_hole", "drop_replies", "drop_notifications", "delay", "drip"]
 
 HOST = "127.0.0.1"
 CHUNK = 65536
@@ -34,8 +34,8 @@ class Mode:
 
     Attributes:
         kind: `pass` forwards; `black_hole` holds everything, both ways, until the mode changes; `drop_replies` forwards
-            requests and throws replies away; `delay` forwards each chunk `seconds` later; `drip` forwards `size` bytes
-            every `seconds`.
+            requests and throws replies away; `drop_notifications` takes those of PostgreSQL out of the replies; `delay`
+            forwards each chunk `seconds` later; `drip` forwards `size` bytes every `seconds`.
         seconds: for `delay` and `drip`.
         size: bytes, for `drip`.
     """
@@ -184,6 +184,13 @@ class Proxy:
         """Forward requests; throw replies away. Connections are useless to their clients afterwards: cut them."""
         self._rules.set(Mode("drop_replies"))
 
+    def drop_notifications(self) -> None:
+        """Drop each NotificationResponse of PostgreSQL on connections made from now on, until `pass_through`.
+
+        The connections must not be encrypted.
+        """
+        self._rules.set(Mode("drop_notifications"))
+
     def delay(self, seconds: float) -> None:
         """Forward every chunk, either way, this many seconds later."""
         self._rules.set(Mode("delay", seconds))
@@ -323,6 +330,7 @@ class _Link:
         self.is_cut = False
         self.last_request = b""
         self.on_closed: Callable[[], None] = _nothing
+        self._filter = _Filter() if rules.mode.kind == "drop_notifications" else None
         client.setblocking(True)
 
     def start(self) -> None:
@@ -390,6 +398,8 @@ class _Link:
     def _forward(self, chunk: bytes, sink: socket.socket, *, is_reply: bool) -> None:
         if not is_reply:
             self.last_request = chunk
+        if is_reply and self._filter is not None:
+            chunk = self._filter.without_notifications(chunk)
         while chunk:
             mode = self._rules.hold_back(self)
             if self.is_cut or (is_reply and mode.kind == "drop_replies"):
@@ -411,6 +421,26 @@ class _Link:
                 side.close()
         self._forget(self)
         self.on_closed()
+
+
+class _Filter:
+    """Reads PostgreSQL's messages (a letter, a length, the rest) and lets all but notifications through."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def without_notifications(self, chunk: bytes) -> bytes:
+        """Return what may pass of all that has come and is whole."""
+        self._pending += chunk
+        passed = b""
+        while len(self._pending) >= 5:
+            size = 1 + int.from_bytes(self._pending[1:5], "big")
+            if len(self._pending) < size:
+                break
+            message, self._pending = self._pending[:size], self._pending[size:]
+            if message[:1] != b"A":
+                passed += message
+        return passed
 
 
 def _nothing() -> None:

@@ -211,6 +211,7 @@ def test_the_program_alone_shows_its_help_and_is_bad_usage(call):
         "list",
         "show",
         "wait",
+        "watch",
         "check",
         "release",
         "cleanup",
@@ -226,7 +227,7 @@ def test_the_program_alone_shows_its_help_and_is_bad_usage(call):
 @pytest.mark.parametrize(
     "command",
     [
-        *("run", "list", "show", "wait", "check", "release", "cleanup"),
+        *("run", "list", "show", "wait", "watch", "check", "release", "cleanup"),
         *("schema", "doctor", "bump-epoch", "demo", "completion"),
     ],
 )

@@ -1,0 +1,240 @@
+"""Watches leases without taking part: what happens to them, in order, with no duplicates.
+
+Told by the same hints as waiters where the store gives them, and by looking beneath that. What is told is always read
+from the store; a hint only says when to look.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, cast
+
+from pglease import clock
+from pglease.backends.base import Backend, Budget, WakingBackend
+from pglease.bell import Bell
+from pglease.errors import BackendError, BackendUnavailable
+from pglease.events import LeaseChange
+from pglease.records import Change, Lease
+from pglease.waiting import HEARD_STRETCH, MARK, Room
+
+log = logging.getLogger("pglease")
+
+TROUBLE_PAUSE = 0.5
+"""Seconds between two looks while the store cannot be reached."""
+AFTER_EXPIRY = 0.01
+"""Seconds after a hold's known end at which one looks whether it lapsed."""
+LONGEST_NAP = 60.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of one name: its record, whether its end was told, and until when the name is marked."""
+
+    lease: Lease
+    over: bool
+    marked_until: float = 0.0
+
+
+class Watch:
+    """An iterator of changes. Made by `PGLease.watch`.
+
+    Iterating waits for the next change, and ends when the watch is closed; `next(seconds)` waits so long. For one
+    thread at a time; `close` from any. Outages of the store are waited out.
+    """
+
+    def __init__(
+        self, room: Room, name: str, *, prefix: bool, poll: float, box: float, refuse: Callable[[], None]
+    ) -> None:
+        self._room = room
+        self._backend: Backend = room.backend
+        self._name, self._prefix, self._poll, self._box = name, prefix, poll, box
+        self._refuse = refuse
+        self._seen: dict[str, _Seen] = {}
+        self._changes: deque[LeaseChange] = deque()
+        self._woken = Bell()
+        self._look_at = 0.0
+        self._began = False
+        self._may_mark = True
+        self._closed = False
+        room.watch(self)
+
+    # -- for its user --------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> LeaseChange:
+        change = self.next(float("inf"))
+        if change is None:
+            raise StopIteration
+        return change
+
+    def next(self, seconds: float) -> LeaseChange | None:
+        """Return the next change, waiting for at most `seconds`; None when there was none, or the watch is closed.
+
+        Raises:
+            BackendClosed: the client was closed.
+            BackendMisconfigured: the store cannot be read.
+        """
+        until = clock.now() + seconds
+        while not self._closed:
+            self._refuse()
+            if self._changes:
+                return self._changes.popleft()
+            now = clock.now()
+            if self._woken.is_set() or now >= self._look_at:
+                self._woken.clear()  # before looking: what is heard from here on is looked at once more
+                self._look()
+            elif now >= until:
+                break
+            else:
+                self._woken.wait(min(self._look_at, until, now + LONGEST_NAP) - now)
+        return None
+
+    def close(self) -> None:
+        """End it, from any thread. Idempotent."""
+        self._closed = True
+        self._room.unwatch(self)
+        self._woken.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        what = f"prefix={self._name!r}" if self._prefix else repr(self._name)
+        return f"<Watch {what}, {'closed' if self._closed else 'open'}>"
+
+    # -- for the client's ear ------------------------------------------------------------------------------------------
+
+    def hear(self, change: Change) -> None:
+        """Look soon, if a hint is about what is watched."""
+        if change.name == self._name or (self._prefix and change.name.startswith(self._name)):
+            self._woken.set()
+
+    def turn(self) -> None:
+        """Look soon: something may have happened unheard."""
+        self._woken.set()
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        try:
+            self._compare(self._read())
+            if self._mark():
+                self._compare(self._read())  # it was marked only now: what happened before was not announced
+        except BackendUnavailable as error:
+            log.debug("the watch of %r cannot look for now: %s", self._name, error)
+            self._look_at = clock.now() + TROUBLE_PAUSE * random.uniform(0.5, 1)
+            return
+        self._look_at = clock.now() + self._pause()
+
+    def _budget(self) -> Budget:
+        return Budget.of(self._box, clock.now)
+
+    def _read(self) -> dict[str, Lease]:
+        if self._prefix:
+            return {lease.task_name: lease for lease in self._backend.list(self._name, self._budget(), ended=True)}
+        lease = self._backend.get(self._name, self._budget())
+        return {} if lease is None else {self._name: lease}
+
+    def _pause(self) -> float:
+        """Return how long nothing needs to be looked at, as far as is known."""
+        now = clock.now()
+        told = self._room.hearing and not self._prefix and any(seen.marked_until > now for seen in self._seen.values())
+        ends = [seen.lease.time_remaining() + AFTER_EXPIRY for seen in self._seen.values() if not seen.over]
+        longest = (HEARD_STRETCH if told else 1.0) * self._poll * random.uniform(0.9, 1)
+        return min([longest, *ends])
+
+    def _mark(self) -> bool:
+        """Mark what is watched; tell whether some of it was not marked before."""
+        now, anew = clock.now(), False
+        if not (self._room.hearing and self._may_mark):
+            return False
+        for name, seen in self._seen.items():
+            if seen.marked_until - now < MARK / 2:
+                try:
+                    marked = cast("WakingBackend", self._backend).mark(name, MARK, self._budget())
+                except BackendUnavailable:
+                    raise
+                except BackendError as error:  # a role that may only read
+                    log.info("%s; the watch of %r looks every %g s instead", error, self._name, self._poll)
+                    self._may_mark = False
+                    return False
+                anew = anew or (marked and seen.marked_until <= now)
+                seen.marked_until = now + MARK if marked else 0.0
+        return anew
+
+    # -- what has changed ----------------------------------------------------------------------------------------------
+
+    def _compare(self, records: Mapping[str, Lease]) -> None:
+        """Turn what is different from the last look into changes, in the order in which it happened."""
+        found: list[LeaseChange] = []
+        lapsed = self._lapsed(records)
+        for name in sorted(self._seen.keys() | records.keys()):
+            found += self._changes_of(name, records.get(name), lapsed)
+        self._changes.extend(sorted(found, key=_moment))
+        self._began = True
+
+    def _lapsed(self, records: Mapping[str, Lease]) -> set[tuple[str, int]]:
+        """Return which of the holds that ended since the last look were not given back."""
+        if all(self._is_known(name, lease) or not lease.is_expired() for name, lease in records.items()):
+            return set()
+        listed = self._backend.list(self._name, self._budget())
+        return {(lease.task_name, lease.fencing_token) for lease in listed}
+
+    def _is_known(self, name: str, lease: Lease) -> bool:
+        seen = self._seen.get(name)
+        return seen is not None and seen.over and seen.lease.fencing_token == lease.fencing_token
+
+    def _changes_of(self, name: str, lease: Lease | None, lapsed: set[tuple[str, int]]) -> Iterator[LeaseChange]:
+        seen = self._seen.get(name)
+        if lease is None:
+            if seen is not None:
+                del self._seen[name]
+                yield LeaseChange("deleted", seen.lease)
+            return
+        over = lease.is_expired()
+        self._seen[name] = _Seen(lease, over, 0.0 if seen is None else seen.marked_until)
+        ended = LeaseChange("expired" if (name, lease.fencing_token) in lapsed else "released", lease)
+        if seen is None and not self._began:
+            yield LeaseChange("present", lease)
+        elif seen is not None and seen.lease.fencing_token == lease.fencing_token:
+            if over and not seen.over:
+                yield ended
+        else:
+            yield from self._new_hold(seen, lease, ended if over else None)
+
+    def _new_hold(self, seen: _Seen | None, lease: Lease, ended: LeaseChange | None) -> Iterator[LeaseChange]:
+        before = None if seen is None or lease.transitions <= seen.lease.transitions else seen  # or it was made anew
+        if before is None and seen is not None:
+            self._seen[lease.task_name].marked_until = 0.0
+        missed = lease.transitions - (before.lease.transitions + 1 if before else 0)
+        if missed:
+            yield LeaseChange(ended.kind if ended else "acquired", lease, missed)
+            return
+        kind = "acquired"
+        if before is not None and not before.over:
+            if lease.acquired_at < before.lease.expires_at:
+                yield LeaseChange("released", before.lease)
+            else:
+                kind = "taken over"
+        yield LeaseChange(kind, lease)  # type: ignore[arg-type]  # one of the two
+        if ended is not None:
+            yield ended
+
+
+def _moment(change: LeaseChange) -> float:
+    """Return when it happened, for the order between names; what is of one name stands in order already."""
+    lease = change.lease
+    began = change.kind in {"acquired", "taken over", "present"}
+    return (lease.acquired_at if began else min(lease.expires_at, lease.seen_at)).timestamp()
