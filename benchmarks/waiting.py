@@ -1,7 +1,7 @@
 """`python -m benchmarks.waiting`: how long it takes from the return of a release until the next holder has the lease.
 
-Two processes that take turns, and a crowd of twenty, side by side in one run. Beside ours: loops that ask again and
-again by the same statements, every 5 s as pglease 0.0.4 does and every 0.1 s as grelmicro does by default. Then what
+One waiter, and a crowd of twenty processes, side by side in one run. Beside ours: loops that ask again and again by the
+same statements, every 5 s as pglease 0.0.4 does and every 0.1 s as grelmicro does by default. Then what
 parked waiters cost.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -18,8 +19,6 @@ import time
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-
-import psycopg
 
 import pglease
 from pglease.testing.local_postgres import LocalPostgres
@@ -72,8 +71,10 @@ def hand_overs(dsn: str, processes: int, how: str, rounds: int) -> list[float]:
         for worker in workers:
             worker.stdin.write("go\n")
             worker.stdin.flush()
-        holds = sorted(tuple(map(float, worker.stdout.readline().split())) for worker in workers for _ in range(rounds))
-    return [max(0.0, after[0] - before[1]) for before, after in itertools.pairwise(holds)]
+        holds = sorted(
+            (*map(float, worker.stdout.readline().split()), worker.pid) for worker in workers for _ in range(rounds)
+        )
+    return [max(0.0, after[0] - before[1]) for before, after in itertools.pairwise(holds) if after[2] != before[2]]
 
 
 def at_expiry(dsn: str, rounds: int) -> list[float]:
@@ -90,7 +91,35 @@ def at_expiry(dsn: str, rounds: int) -> list[float]:
     return late
 
 
-def parked(dsn: str, seconds: float) -> tuple[float, int]:
+def in_turns(dsn: str, how: str, rounds: int) -> list[float]:
+    """Return how long one waiter waits from the return of a release that comes at any moment."""
+    late = []
+    poll = 0.0 if how == "notify" else float(how)
+    with pglease.PGLease(dsn) as holder, pglease.PGLease(dsn) as waiter:
+
+        def wait() -> None:
+            if how == "notify":
+                waiter.wait_for_lease("turns", timeout=60)
+            else:
+                while not waiter.try_acquire("turns"):
+                    time.sleep(poll)
+            late.append(time.monotonic())
+            waiter.release("turns")
+
+        for _ in range(rounds):
+            while not holder.try_acquire("turns"):
+                time.sleep(0.01)
+            thread = threading.Thread(target=wait)
+            thread.start()
+            time.sleep(0.1 + random.uniform(0, poll))
+            holder.release("turns")
+            released = time.monotonic()
+            thread.join()
+            late[-1] = max(0.0, late[-1] - released)
+    return late
+
+
+def parked(seconds: float) -> tuple[float, int]:
     """Return the statements a second, and the transaction ids, that two hundred parked waiters of ten clients cost."""
     cancel = threading.Event()
 
@@ -98,29 +127,27 @@ def parked(dsn: str, seconds: float) -> tuple[float, int]:
         with suppress(pglease.AcquireTimeout):
             client.wait_for_lease("parked", timeout=None, cancel=cancel)
 
-    def counts() -> tuple[int, int]:
-        with psycopg.connect(dsn, autocommit=True) as link:
-            row = link.execute(
-                "SELECT xact_commit + xact_rollback, pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
-                " FROM pg_stat_database WHERE datname = current_database()"
-            ).fetchone()
-        return int(row[0]), int(row[1])
+    settings = {"log_statement": "all", "log_duration": "on", "log_line_prefix": "%p %x "}
+    with LocalPostgres(settings=settings) as server, ExitStack() as life:
 
-    with ExitStack() as life:
-        holder, *clients = [life.enter_context(pglease.PGLease(dsn)) for _ in range(11)]
+        def said() -> list[str]:
+            return [line for line in server.log_text().splitlines() if " LOG: " in line]
+
+        holder, *clients = [life.enter_context(pglease.PGLease(server.dsn)) for _ in range(11)]
         assert holder.try_acquire("parked", ttl=3600)
-        before = counts()[1]
+        before = len(said())
         threads = [threading.Thread(target=wait, args=(clients[place % 10],)) for place in range(200)]
         for thread in threads:
             thread.start()
         time.sleep(5)
-        first = counts()
+        parked_since = len(said())
         time.sleep(seconds)
-        last = counts()
+        lines = said()
         cancel.set()
         for thread in threads:
             thread.join()
-    return (last[0] - first[0]) / seconds, last[1] - before
+    statements = [line for line in lines[parked_since:] if "statement: " in line or "execute " in line]
+    return len(statements) / seconds, len({line.split()[1] for line in lines[before:]} - {"0"})
 
 
 def shown(seconds: list[float]) -> str:
@@ -133,27 +160,29 @@ def main() -> None:
     """Measure, print, and with `--write` keep it."""
     with LocalPostgres() as server:
         rows = [
-            f"| {name} | {processes} | {shown(hand_overs(server.dsn, processes, how, rounds))} |"
-            for name, processes, how, rounds in (
-                ("pglease", 2, "notify", 100),
-                ("asking every 0.1 s (grelmicro's default)", 2, "0.1", 50),
-                ("asking every 5 s (pglease 0.0.4)", 2, "5", 5),
-                ("pglease", CROWD, "notify", 20),
-                ("pglease, `fair=True`", CROWD, "fair", 20),
+            f"| {name} | {shown(in_turns(server.dsn, how, rounds))} |"
+            for name, how, rounds in (
+                ("one waiter", "notify", 100),
+                ("one that asks every 0.1 s, as grelmicro does by default", "0.1", 50),
+                ("one that asks every 5 s, as pglease 0.0.4 does", "5", 20),
             )
         ]
+        rows += [
+            f"| {name} | {shown(hand_overs(server.dsn, CROWD, how, 20))} |"
+            for name, how in ((f"{CROWD} waiting processes", "notify"), (f"{CROWD}, `fair=True`", "fair"))
+        ]
         expiry = shown(at_expiry(server.dsn, 10))
-        statements, ids = parked(server.dsn, 30.0)
+    statements, ids = parked(70.0)
     where = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
     text = "\n".join(
         [
             "From the return of a release until the next holder has the lease, in milliseconds.",
             f"{datetime.now(UTC):%Y-%m-%d}, {where}. Written by `python -m benchmarks.waiting --write`.",
             "",
-            "| | processes | p50 | p99 |",
-            "|---|---|---|---|",
+            "| | p50 | p99 |",
+            "|---|---|---|",
             *rows,
-            f"| after a hold's known end, `notify=False` | 1 | {expiry} |",
+            f"| after a hold's known end, `notify=False` | {expiry} |",
             "",
             f"200 parked waiters of 10 clients: {statements:.1f} statements a second, {ids} transaction ids in all.",
             "",

@@ -50,6 +50,7 @@ from pglease.records import Lease, Loss
 from pglease.schema import DEFAULT_TABLE
 from pglease.slots import OncePer
 from pglease.taking import not_acquired
+from pglease.watching import AsyncWatch
 
 if TYPE_CHECKING:
     from pglease.primitives.aio import (
@@ -383,6 +384,10 @@ class AsyncPGLease:
     def holding(self) -> list[AsyncHeldLease]:
         """Return handles of all that this client holds, ordered by name. Not awaited."""
         return [AsyncHeldLease(lease) for lease in self.client.holding()]
+
+    def watch(self, name: str | None = None, *, prefix: str | None = None, poll_interval: Duration = 5.0) -> AsyncWatch:
+        """Return an asynchronous iterator of what happens to leases; it asks for nothing yet. See `PGLease.watch`."""
+        return AsyncWatch(self.client.watch(name, prefix=prefix, poll_interval=poll_interval))
 
     def waiting(self) -> list[Waiting]:
         """Return how each wait of this client stands, ordered by name. Not awaited."""

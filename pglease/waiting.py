@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("pglease")
 
 MARK = 600.0
-"""Seconds for which a name stays marked; the mark is renewed in its second half."""
+"""Seconds for which whoever marked a name may rely on that.
+
+The store is asked for twice as many, and writes only when half of them are over: once in this time, whoever asks.
+"""
+AHEAD_OF_ITS_END = 75.0
+"""Seconds before the end of that time at which the mark is renewed."""
 TICKET = 6.0
 """Seconds a place in a queue lasts unless it is renewed, three times in that time: so long a dead waiter may delay."""
 HEARD_POLL = 60.0
@@ -46,7 +51,7 @@ BEHIND = 0.25
 """Seconds by which each waiter of a line looks later than the one before it, should that one be stuck."""
 LOOKING = 1.0
 """Seconds that a look may take before the next waiter of the line looks too."""
-AHEAD = 0.005
+AHEAD = 0.01
 """Seconds by which a fair waiter looks later for each one ahead of it, who most likely takes the name meanwhile."""
 MOST_SPREAD = 0.02
 """Seconds over which waiters of many clients spread their looks after a release, at most."""
@@ -65,8 +70,9 @@ class _Mark:
     retry_at: float = 0.0
     kin: int | None = None
 
-    def due(self, now: float) -> bool:
-        return now >= self.until - MARK / 2 and now >= self.retry_at
+    @property
+    def due_at(self) -> float:
+        return max(self.until - AHEAD_OF_ITS_END, self.retry_at)
 
     def see(self, lease: Lease) -> None:
         """Forget the mark when the record is another than the one that was marked: it was deleted in between.
@@ -193,7 +199,7 @@ class Room:
         """Take what a waiter's look has said as what the whole line knows."""
         with self.lock:
             if waiter.hinted and wait.said is not None:  # somebody else was faster
-                self._spread = min(MOST_SPREAD, 2 * self._spread + 0.0005)
+                self._spread = min(MOST_SPREAD, 1.26 * self._spread + 0.0002)  # so that a few look, and not only one
             if wait.said is not None:
                 line.said = wait.said
                 if wait.said.lease is not None:
@@ -215,8 +221,8 @@ class Room:
         with self.lock:
             due = line.due(waiter)
             if due > now:
-                unmarked = self.hearing and line.mark.until <= now and waiter is line.waiters[0]
-                return max(0.001, min(due, line.mark.retry_at if unmarked else due) - now)
+                marks = self.hearing and not line.marking and waiter is line.waiters[0]
+                return max(0.001, min(due, line.mark.due_at if marks else due) - now)
             self.claim(waiter, line, now)
             return 0.0
 
@@ -230,7 +236,7 @@ class Room:
     def owes_mark(self, line: _Line, now: float) -> bool:
         """Tell whether the name has to be marked, and take that on."""
         with self.lock:
-            if not self.hearing or line.marking or not line.mark.due(now):
+            if not self.hearing or line.marking or now < line.mark.due_at:
                 return False
             line.marking = True
             return True
@@ -242,7 +248,7 @@ class Room:
             if answer is None:
                 line.wake()
             elif answer.error is None and answer.value:
-                line.mark.until = answer.now + MARK
+                line.mark.until = answer.sent_at + MARK
             else:
                 line.mark.retry_at = answer.now + 0.1
                 line.wake()
@@ -434,7 +440,7 @@ class Waiter:
             look = first or self.place is None
         if now < ends and self.room.owes_mark(line, now):
             self._marking = True
-            answer = yield Call("mark", (self.name, MARK), min(self._box, ends - now))
+            answer = yield Call("mark", (self.name, 2 * MARK), min(self._box, ends - now))
             self._marking, now, look = False, answer.now, True
             self.room.marked(line, answer)
         return look, now

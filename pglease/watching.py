@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, cast
 
-from pglease import clock
+from pglease import clock, drive, forks, options
 from pglease.backends.base import Backend, Budget, WakingBackend
 from pglease.bell import Bell
 from pglease.errors import BackendError, BackendUnavailable
 from pglease.events import LeaseChange
+from pglease.options import Duration
 from pglease.records import Change, Lease
-from pglease.waiting import HEARD_STRETCH, MARK, Room
+from pglease.waiting import AHEAD_OF_ITS_END, HEARD_STRETCH, MARK, Room
 
 log = logging.getLogger("pglease")
 
@@ -44,7 +46,7 @@ class Watch:
     """An iterator of changes. Made by `PGLease.watch`.
 
     Iterating waits for the next change, and ends when the watch is closed; `next(seconds)` waits so long. For one
-    thread at a time; `close` from any. Outages of the store are waited out.
+    thread at a time; `close` from any. Outages of the store are waited out. Forgotten, it is closed.
     """
 
     def __init__(
@@ -56,12 +58,18 @@ class Watch:
         self._refuse = refuse
         self._seen: dict[str, _Seen] = {}
         self._changes: deque[LeaseChange] = deque()
-        self._woken = Bell()
+        self.woken = Bell()
         self._look_at = 0.0
         self._began = False
         self._may_mark = True
         self._closed = False
+        self.forget()
+        forks.forget_in_children(self)
         room.watch(self)
+
+    def forget(self) -> None:
+        """In a forked child: nobody looks yet."""
+        self._looking = threading.RLock()
 
     # -- for its user --------------------------------------------------------------------------------------------------
 
@@ -74,33 +82,27 @@ class Watch:
             raise StopIteration
         return change
 
-    def next(self, seconds: float) -> LeaseChange | None:
+    def next(self, seconds: Duration) -> LeaseChange | None:
         """Return the next change, waiting for at most `seconds`; None when there was none, or the watch is closed.
+
+        A look that has begun may take a few seconds more, when the store does not answer.
 
         Raises:
             BackendClosed: the client was closed.
             BackendMisconfigured: the store cannot be read.
         """
-        until = clock.now() + seconds
-        while not self._closed:
-            self._refuse()
-            if self._changes:
-                return self._changes.popleft()
-            now = clock.now()
-            if self._woken.is_set() or now >= self._look_at:
-                self._woken.clear()  # before looking: what is heard from here on is looked at once more
-                self._look()
-            elif now >= until:
-                break
+        for rest in self.rests(seconds):
+            if rest:
+                self.woken.wait(rest)
             else:
-                self._woken.wait(min(self._look_at, until, now + LONGEST_NAP) - now)
-        return None
+                self.look()
+        return self.told()
 
     def close(self) -> None:
         """End it, from any thread. Idempotent."""
         self._closed = True
         self._room.unwatch(self)
-        self._woken.set()
+        self.woken.set()
 
     def __enter__(self) -> Self:
         return self
@@ -114,16 +116,43 @@ class Watch:
         what = f"prefix={self._name!r}" if self._prefix else repr(self._name)
         return f"<Watch {what}, {'closed' if self._closed else 'open'}>"
 
+    # -- for either face -----------------------------------------------------------------------------------------------
+
+    def rests(self, seconds: Duration) -> Iterator[float]:
+        """Yield how long to rest, or 0.0 to look now, until there is something to tell or `seconds` are over."""
+        until = clock.now() + options.seconds(seconds, "seconds", zero=True, forever=True)
+        while not self._closed:
+            self._refuse()
+            now = clock.now()
+            if self._changes:
+                return
+            if self.woken.is_set() or now >= self._look_at:
+                yield 0.0
+            elif now >= until:
+                return
+            else:
+                yield min(self._look_at, until, now + LONGEST_NAP) - now
+
+    def told(self) -> LeaseChange | None:
+        """Return the next of the changes that were seen."""
+        return self._changes.popleft() if self._changes and not self._closed else None
+
+    def look(self) -> None:
+        """Look what has changed. Waits for a look that goes on already: whoever asked for that one was cancelled."""
+        with self._looking:
+            self.woken.clear()  # before looking: what is heard from here on is looked at once more
+            self._look()
+
     # -- for the client's ear ------------------------------------------------------------------------------------------
 
     def hear(self, change: Change) -> None:
         """Look soon, if a hint is about what is watched."""
         if change.name == self._name or (self._prefix and change.name.startswith(self._name)):
-            self._woken.set()
+            self.woken.set()
 
     def turn(self) -> None:
         """Look soon: something may have happened unheard."""
-        self._woken.set()
+        self.woken.set()
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -150,10 +179,12 @@ class Watch:
     def _pause(self) -> float:
         """Return how long nothing needs to be looked at, as far as is known."""
         now = clock.now()
-        told = self._room.hearing and not self._prefix and any(seen.marked_until > now for seen in self._seen.values())
+        marks = [seen.marked_until for seen in self._seen.values() if seen.marked_until > now]
+        told = self._room.hearing and not self._prefix and marks
         ends = [seen.lease.time_remaining() + AFTER_EXPIRY for seen in self._seen.values() if not seen.over]
+        ends += [marked - AHEAD_OF_ITS_END - now for marked in marks if told]
         longest = (HEARD_STRETCH if told else 1.0) * self._poll * random.uniform(0.9, 1)
-        return min([longest, *ends])
+        return max(0.0, min([longest, *ends]))
 
     def _mark(self) -> bool:
         """Mark what is watched; tell whether some of it was not marked before."""
@@ -161,9 +192,9 @@ class Watch:
         if not (self._room.hearing and self._may_mark):
             return False
         for name, seen in self._seen.items():
-            if seen.marked_until - now < MARK / 2:
+            if now >= seen.marked_until - AHEAD_OF_ITS_END:
                 try:
-                    marked = cast("WakingBackend", self._backend).mark(name, MARK, self._budget())
+                    marked = cast("WakingBackend", self._backend).mark(name, 2 * MARK, self._budget())
                 except BackendUnavailable:
                     raise
                 except BackendError as error:  # a role that may only read
@@ -231,6 +262,50 @@ class Watch:
         yield LeaseChange(kind, lease)  # type: ignore[arg-type]  # one of the two
         if ended is not None:
             yield ended
+
+
+class AsyncWatch:
+    """An asynchronous iterator of changes. Made by `AsyncPGLease.watch`.
+
+    `Watch` with `next` awaited; resting, it occupies no thread. A task that is cancelled while it waits misses nothing:
+    the change is told to whoever asks next. For one task at a time; `close` from any, and from any thread.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> LeaseChange:
+        change = await self.next(float("inf"))
+        if change is None:
+            raise StopAsyncIteration
+        return change
+
+    async def next(self, seconds: Duration) -> LeaseChange | None:
+        """Return the next change, waiting for at most `seconds`. See `Watch.next`."""
+        for rest in self._watch.rests(seconds):
+            if rest:
+                await drive.asleep(rest, self._watch.woken)
+            else:
+                await drive.ask(self._watch.look)
+        return self._watch.told()
+
+    def close(self) -> None:
+        """End it. Idempotent, and not awaited."""
+        self._watch.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._watch).replace("<Watch", "<AsyncWatch", 1)
 
 
 def _moment(change: LeaseChange) -> float:

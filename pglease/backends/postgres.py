@@ -142,7 +142,7 @@ class PostgresBackend:
         quarantine: Quarantine,
     ) -> None:
         self.connections = connections
-        self._listening = Listening(connections, wanted=notify)
+        self._listening = Listening(connections, self._no_longer_known, wanted=notify)
         self._names = names
         self._auto_initialize = auto_initialize
         self._quarantine = quarantine
@@ -237,6 +237,10 @@ class PostgresBackend:
                 return answer
         self._known_held.pop(request.name, None)
         return None
+
+    def _no_longer_known(self, name: str) -> None:
+        """Ask at once the next time: a look first would cost those who were woken a round trip."""
+        self._known_held.pop(name, None)
 
     def _remember(self, name: str, until: float) -> None:
         if len(self._known_held) >= _REMEMBERED:

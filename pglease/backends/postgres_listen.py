@@ -28,12 +28,20 @@ class PostgresSubscription:
     Args:
         connection: ours alone, until it is closed here.
         channel: what to listen on.
+        released: called with a name that was heard to be released.
         over: called once with this object when it is closed.
     """
 
-    def __init__(self, connection: Connection, channel: str, over: Callable[[PostgresSubscription], object]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        channel: str,
+        released: Callable[[str], object],
+        over: Callable[[PostgresSubscription], object],
+    ) -> None:
         self._connection = connection
         self._channel = channel
+        self._released = released
         self._over = over
         self._listening = threading.RLock()  # held by whoever uses the connection
         self._ending = threading.RLock()  # never held for long
@@ -79,6 +87,9 @@ class PostgresSubscription:
         while True:
             heard = self._hear(max(0.0, until - clock.now()))
             changes = [change for channel, said in heard if channel == self._channel and (change := _change(said))]
+            for change in changes:
+                if change.what == "released":
+                    self._released(change.name)
             if changes or clock.now() >= until:
                 return changes
 

@@ -36,11 +36,13 @@ class Listening:
 
     Args:
         connections: where a connection of its own can be made.
+        released: called with a name that was heard to be released.
         wanted: False: nobody is told and nobody listens (`notify=False`).
     """
 
-    def __init__(self, connections: Connections, *, wanted: bool) -> None:
+    def __init__(self, connections: Connections, released: Callable[[str], object], *, wanted: bool) -> None:
         self._connections = connections
+        self._released = released
         self.wanted = wanted
         self._fresh()
 
@@ -58,7 +60,7 @@ class Listening:
         if connection is None:
             self._deaf = True
             return None
-        subscription = PostgresSubscription(connection, names.channel, self._open.discard)
+        subscription = PostgresSubscription(connection, names.channel, self._released, self._open.discard)
         try:
             self._open.add(subscription)
             if subscription.behind_pooler and not subscription.hears_itself(notify, budget, HELLO):

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any, Self
 
 from pglease import AsyncHeldLease, AsyncPGLease, HeldLease
+from pglease.watching import AsyncWatch
 
 PATIENCE = 60.0
 
@@ -76,6 +77,9 @@ class Client:
 
     def holding(self) -> list[Any]:
         return [Handle.of(self._loop, lease) for lease in self._leases.holding()]
+
+    def watch(self, *args: Any, **kwargs: Any) -> Watch:
+        return Watch(self._loop, self._leases.watch(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._leases, name, None) or getattr(self._leases.client, name)
@@ -150,6 +154,36 @@ class Handle:
 
     def __reduce__(self) -> Any:
         return self._lease.__reduce__()
+
+
+class Watch:
+    """An `AsyncWatch` whose `next` is called; of what else there is, the `Watch` behind it tells."""
+
+    def __init__(self, loop: Loop, watch: AsyncWatch) -> None:
+        self._loop = loop
+        self._asynchronous = watch
+        self.close = watch.close
+
+    def next(self, seconds: float) -> Any:
+        return self._loop.run(lambda: self._asynchronous.next(seconds))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self._loop.run(self._asynchronous.__anext__)
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *how: object) -> None:
+        self._loop.run(lambda: self._asynchronous.__aexit__(*how))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._asynchronous._watch, name)
 
 
 class Lost:

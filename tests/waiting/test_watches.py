@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import time
@@ -11,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from pglease import BackendClosed, BackendUnavailable, ConfigurationError, LeaseChange, PGLease
+from pglease import AsyncPGLease, BackendClosed, BackendUnavailable, ConfigurationError, LeaseChange, PGLease
 from pglease.backends.base import Budget
 from pglease.backends.memory import MemoryBackend
+from tests.client import on_a_loop
 from tests.support.worlds import wait_until
 
 PATIENCE = 30.0
@@ -24,6 +26,7 @@ class Store(MemoryBackend):
 
     deaf = False
     down = False
+    on_a_loop = False
 
     def listen(self, budget: Budget) -> Any:
         return None if self.deaf else super().listen(budget)
@@ -34,10 +37,11 @@ class Store(MemoryBackend):
         return super().get(name, budget)
 
 
-@pytest.fixture(params=["heard", "deaf"])
+@pytest.fixture(params=["heard", "deaf", "asyncio"])
 def store(request: pytest.FixtureRequest) -> Store:
     store = Store()
     store.deaf = request.param == "deaf"
+    store.on_a_loop = request.param == "asyncio"
     return store
 
 
@@ -48,9 +52,16 @@ def holder(store: Store) -> Iterator[PGLease]:
 
 
 @pytest.fixture
-def watcher(store: Store) -> Iterator[PGLease]:
-    with PGLease(store, owner_id="watcher") as client:
-        yield client
+def watcher(store: Store) -> Iterator[Any]:
+    """A client that watches, or its other face."""
+    if not store.on_a_loop:
+        with PGLease(store, owner_id="watcher") as client:
+            yield client
+        return
+    loop = on_a_loop.Loop()
+    with on_a_loop.Client(loop, AsyncPGLease(store, owner_id="watcher")) as face:
+        yield face
+    loop.close()
 
 
 def told(watch: Any) -> tuple[str, str, int]:
@@ -64,12 +75,12 @@ def is_silent(watch: Any) -> bool:
     return watch.next(0.3) is None
 
 
-def is_heard(client: PGLease, store: Store) -> None:
+def is_heard(client: Any, store: Store) -> None:
     if not store.deaf:
-        wait_until(lambda: client.taking.room.hearing, PATIENCE)
+        wait_until(lambda: getattr(client, "client", client).taking.room.hearing, PATIENCE)
 
 
-def test_what_happens_is_told_in_order_and_once(store: Store, holder: PGLease, watcher: PGLease) -> None:
+def test_what_happens_is_told_in_order_and_once(store: Store, holder: PGLease, watcher: Any) -> None:
     assert holder.try_acquire("job", ttl=600)
     with watcher.watch("job", poll_interval=0.1) as watch:
         assert told(watch) == ("present", "holder", 1)
@@ -94,7 +105,7 @@ def test_what_happens_is_told_in_order_and_once(store: Store, holder: PGLease, w
 
 
 def test_a_name_that_nobody_had_yet_is_told_of_when_somebody_takes_it(
-    store: Store, holder: PGLease, watcher: PGLease
+    store: Store, holder: PGLease, watcher: Any
 ) -> None:
     with watcher.watch("job", poll_interval=0.1) as watch:
         assert is_silent(watch)
@@ -103,7 +114,7 @@ def test_a_name_that_nobody_had_yet_is_told_of_when_somebody_takes_it(
 
 
 def test_a_hold_that_ended_before_the_watch_is_present_and_no_change(
-    store: Store, holder: PGLease, watcher: PGLease
+    store: Store, holder: PGLease, watcher: Any
 ) -> None:
     assert holder.try_acquire("job", ttl=600)
     holder.release("job")
@@ -112,24 +123,24 @@ def test_a_hold_that_ended_before_the_watch_is_present_and_no_change(
         assert is_silent(watch)
 
 
-def test_a_takeover_of_a_lapsed_hold_is_told(store: Store, holder: PGLease, watcher: PGLease) -> None:
+def test_a_takeover_of_a_lapsed_hold_is_told(store: Store, holder: PGLease, watcher: Any) -> None:
     assert holder.try_acquire("job", ttl=600, heartbeat=False)
     with watcher.watch("job", poll_interval=0.1) as watch:
         assert told(watch) == ("present", "holder", 1)
         is_heard(watcher, store)
-        with store._store.lock:  # so that nobody sees it lapsed
-            row = store._store.rows["job"]
-            row.expires_at = row.heartbeat_at
-            watch._seen["job"].lease = row.record("job", row.heartbeat_at)
-            with PGLease(store.another(), owner_id="next") as another:
+        with PGLease(store.another(), owner_id="next") as another:
+            with store._store.lock:  # so that nobody sees it lapsed
+                row = store._store.rows["job"]
+                row.expires_at = row.heartbeat_at
+                watch._seen["job"].lease = row.record("job", row.heartbeat_at)
                 assert another.try_acquire("job", ttl=600)
-                watch.turn()
-                assert told(watch) == ("taken over", "next", 2)
+            watch.turn()
+            assert told(watch) == ("taken over", "next", 2)
         assert told(watch) == ("released", "next", 2)
 
 
 def test_after_a_gap_one_change_carries_the_present_record_and_what_was_missed(
-    store: Store, holder: PGLease, watcher: PGLease
+    store: Store, holder: PGLease, watcher: Any
 ) -> None:
     assert holder.try_acquire("job", ttl=600)
     with watcher.watch("job", poll_interval=0.1) as watch:
@@ -147,7 +158,7 @@ def test_after_a_gap_one_change_carries_the_present_record_and_what_was_missed(
         assert is_silent(watch)
 
 
-def test_a_prefix_is_watched_with_names_that_come_later(store: Store, holder: PGLease, watcher: PGLease) -> None:
+def test_a_prefix_is_watched_with_names_that_come_later(store: Store, holder: PGLease, watcher: Any) -> None:
     assert holder.try_acquire("shop:a", ttl=600)
     assert holder.try_acquire("other", ttl=600)
     with watcher.watch(prefix="shop:", poll_interval=0.1) as watch:
@@ -165,7 +176,7 @@ def test_a_prefix_is_watched_with_names_that_come_later(store: Store, holder: PG
         assert is_silent(watch)
 
 
-def test_it_is_an_iterator_that_ends_when_it_is_closed(store: Store, holder: PGLease, watcher: PGLease) -> None:
+def test_it_is_an_iterator_that_ends_when_it_is_closed(store: Store, holder: PGLease, watcher: Any) -> None:
     assert holder.try_acquire("job", ttl=600)
     watch = watcher.watch("job", poll_interval=60)
     kinds: list[str] = []
@@ -186,7 +197,7 @@ def test_it_is_an_iterator_that_ends_when_it_is_closed(store: Store, holder: PGL
     assert watch.next(1) is None
 
 
-def test_closing_the_client_ends_its_watches_with_an_error(store: Store, watcher: PGLease) -> None:
+def test_closing_the_client_ends_its_watches_with_an_error(store: Store, watcher: Any) -> None:
     watch = watcher.watch("job", poll_interval=60)
     failed: list[BaseException] = []
 
@@ -206,7 +217,7 @@ def test_closing_the_client_ends_its_watches_with_an_error(store: Store, watcher
     assert time.monotonic() - began < 10
 
 
-def test_a_watch_that_is_forgotten_costs_nothing_any_more(store: Store, watcher: PGLease) -> None:
+def test_a_watch_that_is_forgotten_costs_nothing_any_more(store: Store, watcher: Any) -> None:
     watch = watcher.watch("job", poll_interval=60)
     watch.next(0)
     gone = weakref.ref(watch)
@@ -221,7 +232,7 @@ def test_a_watch_that_is_forgotten_costs_nothing_any_more(store: Store, watcher:
 @pytest.mark.parametrize(
     "arguments", [{}, {"name": "a", "prefix": "a"}, {"name": ""}, {"name": "a", "poll_interval": 0}]
 )
-def test_what_makes_no_sense_is_refused(store: Store, watcher: PGLease, arguments: dict[str, Any]) -> None:
+def test_what_makes_no_sense_is_refused(store: Store, watcher: Any, arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         watcher.watch(**arguments)
 
@@ -238,3 +249,67 @@ def test_a_release_is_told_at_once_where_the_store_is_heard() -> None:
         released = time.monotonic()
         assert told(watch)[0] == "released"
         assert time.monotonic() - released < 2
+
+
+# -- on an event loop --------------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_is_cancelled_while_it_watches_misses_nothing() -> None:
+    store = Store()
+
+    async def main(holder: PGLease) -> list[LeaseChange]:
+        said: list[Any] = []
+        async with AsyncPGLease(store) as leases, leases.watch("job", poll_interval=0.1) as watch:
+            await watch.next(0)
+            for turn in range(20):
+                waiting = asyncio.create_task(watch.next(PATIENCE))
+                await asyncio.sleep(0.002 * turn)
+                assert (await asyncio.to_thread(holder.try_acquire, "job", 600)) is True
+                waiting.cancel()
+                said += await asyncio.gather(waiting, return_exceptions=True)
+                await asyncio.to_thread(holder.release, "job")
+            while (change := await watch.next(0.5)) is not None:
+                said.append(change)
+        return [change for change in said if isinstance(change, LeaseChange)]
+
+    with PGLease(store.another()) as holder:
+        changes = asyncio.run(main(holder))
+
+    tokens = [change.lease.fencing_token for change in changes]
+    assert tokens == sorted(tokens)
+    assert tokens[-1] == 20
+    assert len({(change.kind, change.lease.fencing_token) for change in changes}) == len(changes)
+    assert len(set(tokens)) + sum(change.missed for change in changes) == 20
+
+
+def test_watching_tasks_park_no_threads() -> None:
+    store = Store()
+
+    async def main() -> int:
+        before = threading.active_count()
+        async with AsyncPGLease(store) as leases:
+            watches = [leases.watch(f"job {number}", poll_interval=60) for number in range(50)]
+            tasks = [asyncio.create_task(watch.next(PATIENCE)) for watch in watches]
+            await asyncio.to_thread(wait_until, lambda: all(not watch._watch.woken.is_set() for watch in watches))
+            after = threading.active_count()
+            for watch in watches:
+                watch.close()
+            assert await asyncio.gather(*tasks) == [None] * 50
+        return after - before
+
+    assert asyncio.run(main()) < 30
+
+
+def test_an_asynchronous_watch_is_iterated_and_ends_when_it_is_closed() -> None:
+    async def main() -> list[str]:
+        kinds = []
+        async with AsyncPGLease("memory://") as leases:
+            assert await leases.try_acquire("job")
+            async for change in (watch := leases.watch("job")):
+                kinds.append(change.kind)
+                if change.kind == "released":
+                    watch.close()
+                await leases.release("job")
+        return kinds
+
+    assert asyncio.run(main()) == ["present", "released"]
