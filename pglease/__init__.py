@@ -21,6 +21,7 @@ from pglease.decorator import SKIPPED
 from pglease.default import (
     acquire,
     acquire_many,
+    adopt,
     cleanup_expired,
     configure,
     default_client,
@@ -59,7 +60,7 @@ from pglease.errors import (
 )
 from pglease.events import Event, LeaseChange, Observer, Waiting
 from pglease.handles import HeldLease, NotAcquired
-from pglease.records import Lease, Loss, LossReason
+from pglease.records import Handover, Lease, Loss, LossReason
 from pglease.slots import Cron
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ __all__ = [
     "Cron",
     "Event",
     "FencedError",
+    "Handover",
     "HeartbeatError",
     "HeldLease",
     "HybridPostgresBackend",
@@ -136,6 +138,7 @@ __all__ = [
     "Waiting",
     "acquire",
     "acquire_many",
+    "adopt",
     "assert_held",
     "cleanup_expired",
     "configure",

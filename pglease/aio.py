@@ -46,7 +46,7 @@ from pglease.events import Observer, Waiting
 from pglease.handles import HeldLease, Hold, NotAcquired
 from pglease.heartbeat import HeartbeatManager
 from pglease.options import Duration
-from pglease.records import Lease, Loss
+from pglease.records import Handover, Lease, Loss
 from pglease.schema import DEFAULT_TABLE
 from pglease.slots import OncePer
 from pglease.taking import not_acquired
@@ -227,6 +227,26 @@ class AsyncPGLease:
         )
         self.client.check_traits(hold)
         return AsyncLeaseContext(self.client, hold, raise_on_failure=raise_on_failure)
+
+    def adopt(
+        self,
+        handover: Handover | str,
+        ttl: Duration | None = None,
+        raise_on_failure: bool = False,
+        *,
+        min_hold: Duration | None = None,
+        max_hold: Duration | None = None,
+        heartbeat: bool = True,
+        on_lost: options.AsyncOnLost = "raise",
+    ) -> AsyncLeaseContext[AsyncHeldLease | NotAcquired]:
+        """Return an asynchronous context manager that goes on with a lease that was handed over.
+
+        See `PGLease.adopt`, and `acquire` for what the block does.
+        """
+        wanted = options.adoption(
+            handover, ttl, min_hold=min_hold, max_hold=max_hold, heartbeat=heartbeat, on_lost=on_lost, in_a_task=True
+        )
+        return AsyncLeaseContext(self.client, wanted, raise_on_failure=raise_on_failure)
 
     async def try_acquire(
         self,
@@ -596,6 +616,14 @@ class AsyncHeldLease:
     async def renew(self, ttl: Duration | None = None) -> None:
         """Extend by hand. See `HeldLease.renew`; cancelled, it is unknown whether that was done."""
         await drive.keep(partial(self._lease.renew, ttl))
+
+    async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Replace what is attached to it, while it is held. See `HeldLease.set_metadata`."""
+        await drive.keep(partial(self._lease.set_metadata, metadata))
+
+    async def transfer(self, owner: str, ttl: Duration | None = None) -> Handover:
+        """Hand the lease over. See `HeldLease.transfer`; goes to its end also when the task is cancelled."""
+        return await drive.to_the_end(partial(self._lease.transfer, owner, ttl))
 
     async def release(self) -> bool:
         """End the hold (or let it run until `min_hold`); True if this call ended it. Idempotent.

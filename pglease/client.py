@@ -28,7 +28,7 @@ from pglease.events import Observer, Waiting
 from pglease.handles import HeldLease, Hold, NotAcquired
 from pglease.heartbeat import HeartbeatManager
 from pglease.options import Duration, HoldOptions
-from pglease.records import Lease, Loss
+from pglease.records import Handover, Lease, Loss
 from pglease.schema import DEFAULT_TABLE
 from pglease.settings import Settings
 from pglease.slots import OncePer
@@ -284,6 +284,36 @@ class PGLease:
             warn_after=warn_after,
         )
         self.check_traits(wanted)
+        return LeaseContext(self, wanted, raise_on_failure=raise_on_failure)
+
+    def adopt(
+        self,
+        handover: Handover | str,
+        ttl: Duration | None = None,
+        raise_on_failure: bool = False,
+        *,
+        min_hold: Duration | None = None,
+        max_hold: Duration | None = None,
+        heartbeat: bool = True,
+        on_lost: options.OnLost = "raise",
+    ) -> LeaseContext[HeldLease | NotAcquired]:
+        """Return a context manager that goes on with a lease that was handed over (`HeldLease.transfer`).
+
+        Entered once, by one process: it binds a `HeldLease` with a token of its own, or a `NotAcquired` (false) where
+        somebody else has entered before, or nobody within its ttl. The metadata stays.
+
+        Args:
+            handover: what `transfer` answered, or its text.
+            ttl: as for `acquire`. Default: that of the handover.
+            raise_on_failure, min_hold, max_hold, heartbeat, on_lost: as for `acquire`.
+
+        Raises:
+            ConfigurationError: at once, also for a text that is no handover.
+            BackendError: on entering; nothing is held, or lapses by itself.
+        """
+        wanted = options.adoption(
+            handover, ttl, min_hold=min_hold, max_hold=max_hold, heartbeat=heartbeat, on_lost=on_lost
+        )
         return LeaseContext(self, wanted, raise_on_failure=raise_on_failure)
 
     def try_acquire(

@@ -16,7 +16,7 @@ from pglease.blocks import LeaseContext
 from pglease.client import PGLease
 from pglease.decorator import TaskDecorator, singleton_decorator
 from pglease.handles import HeldLease
-from pglease.records import Lease
+from pglease.records import Handover, Lease
 from pglease.slots import OncePer
 from pglease.slots import once_per as slots_of
 
@@ -76,6 +76,11 @@ def default_client() -> PGLease:
 def acquire(name: str, ttl: options.Duration = 60, raise_on_failure: bool = False, **wanted: Any) -> LeaseContext[Any]:
     """Hold a lease for a block, with the default client. See `PGLease.acquire`."""
     return default_client().acquire(name, ttl, raise_on_failure, **wanted)
+
+
+def adopt(handover: Handover | str, ttl: options.Duration | None = None, **wanted: Any) -> LeaseContext[Any]:
+    """Go on with a lease that was handed over, with the default client. See `PGLease.adopt`."""
+    return default_client().adopt(handover, ttl, **wanted)
 
 
 def try_acquire(name: str, ttl: options.Duration = 60, **wanted: Any) -> bool:

@@ -7,10 +7,13 @@ from typing import Literal, Protocol, TypeAlias
 
 from pglease.records import Lease, Place
 
-EventKind: TypeAlias = Literal["acquired", "busy", "renewed", "unknown", "lost", "released", "unconfirmed", "waiting"]
+EventKind: TypeAlias = Literal[
+    "acquired", "busy", "renewed", "unknown", "lost", "released", "transferred", "unconfirmed", "waiting"
+]
 """acquired: a hold began · busy: somebody else has it · renewed: a renewal was confirmed · unknown: a renewal's outcome
-is not known · lost: a hold was lost · released: its holder ended it · unconfirmed: its holder ended it, the store did
-not confirm · waiting: a wait has lasted for its `warn_after`, then for twice that, and so on."""
+is not known · lost: a hold was lost · released: its holder ended it · transferred: its holder handed it over ·
+unconfirmed: its holder ended it, the store did not confirm · waiting: a wait has lasted for its `warn_after`, then for
+twice that, and so on."""
 
 
 @dataclass(frozen=True, slots=True)

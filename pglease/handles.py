@@ -23,7 +23,7 @@ from pglease.backends.base import Fence, Guard, ParamStyle, fencing
 from pglease.bell import Bell
 from pglease.errors import BackendError, ConfigurationError, FencedError, LeaseLostError, NotOwnedError
 from pglease.options import Duration, HoldOptions
-from pglease.records import Claim, Lease, Loss, LossReason
+from pglease.records import Claim, Handover, Lease, Loss, LossReason
 from pglease.term import Term
 
 if TYPE_CHECKING:
@@ -136,6 +136,11 @@ class Hold:
             self.term = term
             self.trouble = None
             return True
+
+    def describe(self, metadata: Mapping[str, Any]) -> None:
+        """Note that its metadata was replaced; belief stays as it is."""
+        with self._lock:
+            self.term = replace(self.term, lease=replace(self.term.lease, metadata=metadata))
 
     def overdue(self) -> None:
         """Act on the deadline: called by the watchdog, or by whoever notices first."""
@@ -344,6 +349,38 @@ class HeldLease:
         """
         self._hold.keeper.renew(self._hold, None if ttl is None else options.seconds(ttl, "ttl"))
 
+    def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Replace what is attached to it, while it is held; others read it in the record. Changes nothing else.
+
+        Args:
+            metadata: a JSON object of at most 8192 bytes.
+
+        Raises:
+            NotOwnedError: the hold has ended; nothing changed in the store.
+            BackendUnavailable: unknown whether it was replaced; the hold goes on.
+        """
+        self._hold.keeper.set_metadata(self._hold, options.metadata(metadata))
+
+    def transfer(self, owner: str, ttl: Duration | None = None) -> Handover:
+        """Hand the lease over: it ends here, and whoever shows the answer to `PGLease.adopt` first goes on with it.
+
+        Nobody else can get it in between. The token rises now, and again with the adoption: a guarded write under this
+        handle is refused from now on, whoever is slow to hear of it. Until it is adopted it is renewed by nobody.
+
+        Args:
+            owner: whom it is meant for, a label for people; the record shows it at once.
+            ttl: seconds until it is free if nobody adopts it. Default: as acquired.
+
+        Raises:
+            NotOwnedError: the hold had ended before.
+            BackendUnavailable: it could not be confirmed, for instance since a guarded transaction still runs. It is
+                over here all the same, and is given back in the background.
+        """
+        with options.all_problems() as problems:
+            label = problems.check(options.text, owner, "owner")
+            seconds = self._hold.ttl if ttl is None else problems.check(options.seconds, ttl, "ttl")
+        return self._hold.keeper.transfer(self._hold, label, seconds)
+
     def release(self) -> bool:
         """End the hold (or let it run until `min_hold`); True if this call ended it. Idempotent.
 
@@ -421,7 +458,7 @@ class HeldLease:
         return f"<HeldLease {self.name!r} token {self.fencing_token}, {state}, {self.remaining():.1f} s left>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a HeldLease belongs to its process and is not pickled or copied")
+        raise TypeError("a HeldLease belongs to its process and is not pickled or copied: hand it over by `transfer`")
 
     def __del__(self) -> None:
         hold = getattr(self, "_hold", None)

@@ -11,8 +11,9 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pglease import clock, identity, options, watchdog
 from pglease.backends.base import Backend, Budget
@@ -21,7 +22,18 @@ from pglease.events import Event, EventKind, Observer
 from pglease.giveback import GiveBack
 from pglease.handles import WORDS, Hold, refuse_renewal
 from pglease.notices import Notices
-from pglease.records import Gone, Held, Loss, Released, ReleaseOutcome, Renewal, RenewalOutcome, Unknown
+from pglease.records import (
+    Adoption,
+    Gone,
+    Handover,
+    Held,
+    Loss,
+    Released,
+    ReleaseOutcome,
+    Renewal,
+    RenewalOutcome,
+    Unknown,
+)
 from pglease.schedule import RenewalSchedule
 from pglease.term import Term
 
@@ -264,6 +276,42 @@ class HeartbeatManager:
                 if hold in self._schedule:
                     self._plan(hold, since=now)
         return True
+
+    # -- describing and handing over -----------------------------------------------------------------------------------
+
+    def set_metadata(self, hold: Hold, metadata: Mapping[str, Any]) -> None:
+        """Replace what is attached to `hold`. See `HeldLease.set_metadata`."""
+        if not hold.held():
+            hold.current_loss()
+            refuse_renewal(hold)
+        budget = Budget.of(min(LONGEST_RENEWAL, hold.remaining()), clock.now)
+        outcome = self.backend.set_metadata(hold.name, hold.lease_id, metadata, budget)
+        if isinstance(outcome, Gone):
+            hold.lose(_loss(hold, outcome))
+            refuse_renewal(hold)
+        hold.describe(outcome.lease.metadata)
+
+    def transfer(self, hold: Hold, owner_id: str, ttl: float) -> Handover:
+        """End `hold` here and let it go on as one that nobody attends to. See `HeldLease.transfer`."""
+        if not hold.end():
+            hold.current_loss()
+            refuse_renewal(hold)
+        adoption = Adoption(hold.name, hold.lease_id, identity.new_lease_id(), owner_id, ttl, unattended=True)
+        hold.release_begun()
+        try:
+            outcome = self.backend.adopt(adoption, Budget.of(RELEASE_BOX, clock.now))
+        except BaseException as error:
+            self._tell("unconfirmed", hold, error=error if isinstance(error, Exception) else None)
+            self.give_back.add(hold.name, adoption.next_id)
+            self.give_back.add(hold.name, hold.lease_id, min_hold=hold.min_hold)
+            raise
+        hold.release_answered()
+        self._on_over(hold)
+        if isinstance(outcome, Gone):
+            hold.lose_in_release(_loss(hold, outcome))
+            refuse_renewal(hold)
+        self._tell("transferred", hold)
+        return Handover(hold.name, adoption.next_id, owner_id, outcome.lease.fencing_token, ttl)
 
     # -- releasing -----------------------------------------------------------------------------------------------------
 

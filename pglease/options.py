@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 import durationpy
 
 from pglease.errors import ConfigurationError
+from pglease.records import Handover
 
 if TYPE_CHECKING:
     from pglease.slots import Slots
@@ -260,6 +261,8 @@ class HoldOptions:
     on_lost: str = "raise"
     once_per: Slots | None = None
     warn_after: float | None = WARN_AFTER
+    adopts: str | None = None
+    """The id of the hold that is gone on with, instead of asking for a free name."""
 
 
 def hold_options(
@@ -305,6 +308,14 @@ def hold_options(
     return _checked(
         name, ttl, wait, min_hold, max_hold, metadata, heartbeat, fair, on_lost, outcomes, once_per, warn_after
     )
+
+
+def adoption(handover: Handover | str, ttl: Duration | None = None, **hold: Any) -> HoldOptions:
+    """Check the arguments of `adopt`."""
+    found = Handover.read(handover) if isinstance(handover, str) else handover
+    if not isinstance(found, Handover):
+        raise ConfigurationError(f"handover must be what `transfer` answered, or its text, not {type(found).__name__}")
+    return replace(hold_options(found.name, found.ttl if ttl is None else ttl, **hold), adopts=found.lease_id)
 
 
 def waiting_options(

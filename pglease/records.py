@@ -5,10 +5,14 @@ What a process may conclude from a fact is a `Term` (`term.py`); what a user hol
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from pglease.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pglease.bonds import Bond
@@ -42,6 +46,7 @@ class Lease:
         transitions: how often the lease changed hands: 0 for its first hold, +1 with each later one.
         metadata: what the holder attached.
         seen_at: the store's clock at the reading.
+        given_back: whether it was ended on purpose, by its holder or an operator, and has not run out.
     """
 
     task_name: str
@@ -53,6 +58,7 @@ class Lease:
     transitions: int
     seen_at: datetime
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    given_back: bool = False
 
     @property
     def name(self) -> str:
@@ -110,6 +116,72 @@ class Renewal:
     name: str
     lease_id: str
     ttl: float
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """One hold that is to go on as the next one: what is asked when a lease is handed over.
+
+    Attributes:
+        name: the lease.
+        lease_id: that of the hold that ends.
+        next_id: that of the hold that begins; 32 hex digits, chosen before the first byte is sent (C13).
+        owner_id: the next holder's label.
+        ttl: seconds of the hold that begins.
+        unattended: whether nobody holds it yet, who would renew it: then it rests on its ttl alone.
+    """
+
+    name: str
+    lease_id: str
+    next_id: str
+    owner_id: str
+    ttl: float
+    unattended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A lease on its way to another holder: whoever shows it first goes on with it, and nobody else can.
+
+    `str(handover)` is text for a queue, an environment variable or a file; `PGLease.adopt` takes either. Treat it as a
+    secret: it is the lease.
+
+    Attributes:
+        name: the lease.
+        lease_id: that of the hold that nobody attends to yet.
+        owner_id: whom it is meant for; a label for people.
+        fencing_token: of that hold; the next holder's is larger.
+        ttl: seconds until it lapses unless it is adopted, counted from when it was handed over.
+    """
+
+    name: str
+    lease_id: str = field(repr=False)
+    owner_id: str
+    fencing_token: int
+    ttl: float
+
+    def __str__(self) -> str:
+        facts = (self.name, self.lease_id, self.owner_id, self.fencing_token, self.ttl)
+        return _HANDOVER + json.dumps(facts).encode().hex()
+
+    @classmethod
+    def read(cls, text: str) -> Handover:
+        """Read what `str` wrote.
+
+        Raises:
+            ConfigurationError: it is something else.
+        """
+        try:
+            name, lease_id, owner_id, token, ttl = json.loads(bytes.fromhex(text.removeprefix(_HANDOVER)))
+            handover = cls(str(name), lease_id, str(owner_id), int(token), float(ttl))
+            if text.startswith(_HANDOVER) and re.fullmatch("[0-9a-f]{32}", lease_id):
+                return handover
+        except (AttributeError, TypeError, ValueError):
+            pass
+        raise ConfigurationError(f"this is no handover of pglease's, which begins with {_HANDOVER!r}")
+
+
+_HANDOVER = "pglease-handover-1:"
 
 
 @dataclass(frozen=True, slots=True)

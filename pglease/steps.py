@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeAlias
 
 from pglease.errors import BackendUnavailable
-from pglease.records import Granted, Refused, Request
+from pglease.records import Adoption, Granted, Refused, Request
 from pglease.term import Term
 
 
@@ -135,6 +135,33 @@ def acquire(
         rest = left - LAST_LOOK
         now = (yield Wait(min(pause(patience.poll, said, spread()), rest), rest, said)).now
     return _given_up(refused, error, unknown=unknown)
+
+
+def adopt(adoption: Adoption, *, margin: float, attempt: float) -> Generator[Step, Answer, Term | Refused]:
+    """Go on with a hold that was handed over.
+
+    Args:
+        adoption: the question.
+        margin: seconds by which belief ends before the store's expiry.
+        attempt: the longest it may take, in seconds.
+
+    Returns:
+        the belief; a refusal with the record where that hold is over, or somebody else has gone on with it.
+
+    Raises:
+        BackendUnavailable: the store did not answer, or too late; a grant may exist if it says `outcome_unknown`.
+    """
+    answer = yield Call("adopt", (adoption,), attempt)
+    if answer.error is not None:
+        raise answer.error
+    if isinstance(answer.value, Granted):
+        lease, bond = answer.value.lease, answer.value.bond
+        term = Term.begin(lease, sent_at=answer.sent_at, ttl=adoption.ttl, margin=margin, bond=bond)
+        if answer.now < term.trusted_until:
+            return term
+        raise BackendUnavailable(f"{adoption.name!r} was handed over too late to be of use", outcome_unknown=True)
+    lease = answer.value.lease
+    return Refused(lease, lease.time_remaining() if lease is not None else 0.0)
 
 
 def _given_up(refused: Refused | None, error: BackendUnavailable | None, *, unknown: bool) -> Refused:

@@ -33,7 +33,7 @@ from pglease.events import Event, Observer
 from pglease.handles import HeldLease, Hold, NotAcquired
 from pglease.heartbeat import HASTY_RELEASE_BOX, RELEASE_BOX, HeartbeatManager
 from pglease.options import HoldOptions
-from pglease.records import Loss, Refused, Request
+from pglease.records import Adoption, Loss, Refused, Request
 from pglease.term import Term
 from pglease.waiting import HEARD_POLL, HEARD_STRETCH, Cancelled, Nap, Room, TaskNap, Waiter
 
@@ -200,6 +200,10 @@ class Taking:
             asked.append(replace(request, lease_id=identity.new_lease_id()))
             return asked[-1]
 
+        if wanted.adopts is not None:
+            request = asked[0]
+            adoption = Adoption(request.name, wanted.adopts, request.lease_id, request.owner_id, request.ttl)
+            return steps.adopt(adoption, margin=margin, attempt=self.box)
         now = clock.now()
         until = None if not wanted.wait else now + wanted.wait
         patience = steps.Patience(until, waiter.poll if waiter else POLL, self.box)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from pglease.backends.memory import MemoryBackend
-from pglease.records import Gone, Granted, Held, Refused, Released, Request
+from pglease.records import Gone, Granted, Held, Refused, Released, Renewal, Request
 from pglease.testing.contract import BackendContract
 from pglease.testing.fake_clock import FakeClock
 from pglease.testing.harness import Harness, World
@@ -224,6 +224,41 @@ class SharesMetadata(MemoryBackend):
     def get(self, name, budget):
         lease = super().get(name, budget)
         return lease and replace(lease, metadata=self._shared.get(name, {}))
+
+
+class KeepsTheTokenOnAdoption(MemoryBackend):
+    """A hold that is handed over keeps its token."""
+
+    def adopt(self, adoption, budget):
+        answer = super().adopt(adoption, budget)
+        if isinstance(answer, Granted):
+            self._store.rows[adoption.name].fencing_token -= 1
+            answer = Granted(self.get(adoption.name, budget))
+        return answer
+
+
+class AdoptsByName(MemoryBackend):
+    """Whoever holds a name, it can be adopted."""
+
+    def adopt(self, adoption, budget):
+        row = self._store.rows.get(adoption.name)
+        return super().adopt(replace(adoption, lease_id=(row and row.lease_id) or adoption.lease_id), budget)
+
+
+class ExtendsOnDescription(MemoryBackend):
+    """A description counts as a renewal."""
+
+    def set_metadata(self, name, lease_id, metadata, budget):
+        outcome = super().set_metadata(name, lease_id, metadata, budget)
+        return super().renew([Renewal(name, lease_id, 600.0)], budget)[0] if isinstance(outcome, Held) else outcome
+
+
+class DescribesByName(MemoryBackend):
+    """Anybody may describe a hold."""
+
+    def set_metadata(self, name, lease_id, metadata, budget):
+        row = self._store.rows.get(name)
+        return super().set_metadata(name, (row and row.lease_id) or lease_id, metadata, budget)
 
 
 class GivesUpOnClose(MemoryBackend):

@@ -36,6 +36,12 @@ C19  Prompt, where the trait `prompt_failover` is true. Each grant comes with a 
      on its ttl alone; once it is tied, the death of what it is tied to breaks it at once, also while nobody asks, and
      frees the name long before its ttl, but not before whoever holds it has had a moment to hear of it. A hold whose
      bond broke is not renewed: `Gone("session_died")`. Nobody is granted a name while its bond holds and its ttl runs.
+C20  Handed over. `adopt` ends a running hold and begins the name's next one in one step: another id, owner and
+     beginning, a larger token, the same metadata. Nobody is granted the name in between, whoever waits or queues for
+     it. Scoped to the one hold it names: once that is over, or was adopted before, it is `Gone` and nothing changes.
+     It does not pass a guarded transaction of that hold; no guard of that hold passes afterwards.
+C21  Described. `set_metadata` replaces a running hold's metadata and changes nothing else about it; scoped like a
+     renewal.
 
 A backend is synchronous and never hears of asyncio. A verb that a store cannot keep is a trait; asking for it there is
 a `ConfigurationError` that names it (`WakesNobody`, `KeepsNoQueue`, `FencesNothing`). Nothing above this floor branches
@@ -51,9 +57,12 @@ from typing import Any, Literal, NamedTuple, NoReturn, Protocol, Self, TypeAlias
 
 from pglease.errors import ConfigurationError
 from pglease.records import (
+    Adoption,
     Change,
     Claim,
+    Gone,
     Granted,
+    Held,
     Lease,
     Place,
     Refused,
@@ -166,6 +175,21 @@ class Backend(Protocol):
 
     def force_release(self, name: str, fencing_token: int, budget: Budget) -> bool:
         """End whoever holds `name` under that token. False when the token is no longer current or the hold is over."""
+
+    def adopt(self, adoption: Adoption, budget: Budget) -> Granted | Gone:
+        """Let a running hold go on as the next one, under another id, owner and token. C20.
+
+        Raises:
+            BackendUnavailable: with `outcome_unknown` when it may have been done; also while a guarded transaction of
+                the hold runs: then nothing was changed.
+        """
+
+    def set_metadata(self, name: str, lease_id: str, metadata: Mapping[str, Any], budget: Budget) -> Held | Gone:
+        """Replace the metadata of a running hold. C21.
+
+        Raises:
+            BackendUnavailable: the store could not confirm; safe to repeat.
+        """
 
     def get(self, name: str, budget: Budget) -> Lease | None:
         """Read the record of the present or the last hold. None when the store does not know the name. C10."""

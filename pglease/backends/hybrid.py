@@ -11,7 +11,7 @@ import builtins
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,7 +27,18 @@ from pglease.backends.postgres_rows import lease_in
 from pglease.backends.postgres_sql import Statements
 from pglease.backends.postgres_waiting import reserved
 from pglease.errors import BackendClosed, BackendError, BackendUnavailable, ConfigurationError
-from pglease.records import Gone, Granted, Held, Lease, Refused, ReleaseOutcome, Renewal, RenewalOutcome, Request
+from pglease.records import (
+    Adoption,
+    Gone,
+    Granted,
+    Held,
+    Lease,
+    Refused,
+    ReleaseOutcome,
+    Renewal,
+    RenewalOutcome,
+    Request,
+)
 from pglease.schema import PROTOCOL
 
 if TYPE_CHECKING:
@@ -116,26 +127,41 @@ class HybridPostgresBackend(PostgresBackend):
         return self._persist(lambda: self._attempt(request, budget), budget)
 
     def _attempt(self, request: Request, budget: Budget) -> Granted | Refused:
+        self._ready(budget)
+        with self._seated(request.name, request.lease_id, request.ttl, budget) as (seat, keep):
+            answer = self._answer_to(request, seat, budget)
+            if not isinstance(answer, Granted):
+                return answer
+            keep()
+        return self._bound(answer.lease, seat)
+
+    def _ready(self, budget: Budget) -> None:
+        """Have a session, and know where the tables are."""
         self._vetted(self._keeper.session(budget), budget)
         if self._hybrid is None:
             self._settled(budget)
-        seat = self._keeper.sit(request.name, key_of(self._names, request.name), request.lease_id)
-        until = None
+
+    @contextmanager
+    def _seated(
+        self, name: str, lease_id: str, ttl: float, budget: Budget
+    ) -> Iterator[tuple[Seat, Callable[[], None]]]:
+        """Take a seat in the book for one try; it is kept if the hold was granted, or may have been."""
+        seat = self._keeper.sit(name, key_of(self._names, name), lease_id)
+        until: builtins.list[float] = []
         try:
-            answer = self._answer_to(request, seat, budget)
-            if isinstance(answer, Granted):
-                until = budget.sent_at + request.ttl
+            yield seat, lambda: until.append(budget.sent_at + ttl)
         except BaseException as error:
             if not isinstance(error, BackendError) or getattr(error, "outcome_unknown", False):
-                until = clock.now() + request.ttl  # it may be ours
+                until.append(clock.now() + ttl)
             raise
         finally:
-            self._keeper.rise(seat, until)
-        if not isinstance(answer, Granted):
-            return answer
+            self._keeper.rise(seat, until[-1] if until else None)
+
+    @staticmethod
+    def _bound(lease: Lease, seat: Seat) -> Granted:
         if seat.bond.loss is not None:
             raise BackendUnavailable("the session died while a lease was granted", outcome_unknown=True)
-        return Granted(answer.lease, seat.bond)
+        return Granted(lease, seat.bond)
 
     def _answer_to(self, request: Request, seat: Seat, budget: Budget) -> Granted | Refused:
         """Ask for a lease from a seat of the book."""
@@ -206,6 +232,28 @@ class HybridPostgresBackend(PostgresBackend):
             lambda link, _: self._ask(link, statements, request, budget, **_mark(seat), **rival), budget
         )
         return answer if isinstance(answer, Granted) else None
+
+    def adopt(self, adoption: Adoption, budget: Budget) -> Granted | Gone:
+        """See `Backend.adopt`. What nobody attends to is bound to no session: its next holder may be anybody."""
+        if adoption.unattended:
+            answer = self._converse(lambda link, sql: self._adopted(link, sql, adoption, **_NO_MARK), budget)
+        else:
+            answer = self._persist(lambda: self._attempt_to_adopt(adoption, budget), budget)
+        if (seat := self._keeper.seat_of(adoption.lease_id)) is not None:
+            self._keeper.drop(seat)
+        return answer
+
+    def _attempt_to_adopt(self, adoption: Adoption, budget: Budget) -> Granted | Gone:
+        self._ready(budget)
+        with self._seated(adoption.name, adoption.next_id, adoption.ttl, budget) as (seat, keep):
+            self._keeper.lock(seat, budget)  # without it, it is tied as soon as its predecessor's lock is free
+            answer = self._once(lambda link, sql: self._adopted(link, sql, adoption, **_mark(seat)), budget)
+            if isinstance(answer, Gone):
+                return answer
+            if not _is_fresh(answer.lease):
+                answer = self._recognised(answer, seat, budget)
+            keep()
+        return self._bound(answer.lease, seat)
 
     # -- keeping and leaving -------------------------------------------------------------------------------------------
 
@@ -313,7 +361,7 @@ class _Seen:
     @property
     def runs(self) -> bool:
         """Whether the hold has not lapsed."""
-        return self.verdict != "over"
+        return self.verdict in {"granted", "held"}
 
 
 def _without_prefix(url: Any) -> Any:

@@ -18,11 +18,11 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pglease import clock as boot_clock
 from pglease import forks
@@ -38,6 +38,7 @@ from pglease.backends.kubernetes_sightings import Sighting, Sightings
 from pglease.backends.kubernetes_watch import Watch
 from pglease.errors import BackendClosed, BackendError, BackendMisconfigured, BackendUnavailable
 from pglease.records import (
+    Adoption,
     Gone,
     Granted,
     Held,
@@ -256,6 +257,42 @@ class KubernetesBackend(KeepsNoQueue, FencesNothing):
             if isinstance(written, _Seen):
                 return True
             unheard = unheard or written.unheard
+
+    def adopt(self, adoption: Adoption, budget: Budget) -> Granted | Gone:
+        """See `Backend.adopt`. Whoever sees the hold for the first time takes it for one that runs, as it stands there.
+
+        It may have run out by then; while nobody else has taken it, it can be adopted all the same.
+        """
+        request = Request(adoption.name, adoption.owner_id, adoption.next_id, adoption.ttl)
+        for seen in self._mine_first(adoption.name, adoption.lease_id, budget):
+            if seen is None:
+                return Gone("deleted")
+            elapsed, answer = self._elapsed(seen), None
+            if seen.row.held_by(adoption.next_id, elapsed):
+                answer = self._recognised(seen, request, budget)
+            elif not seen.row.held_by(adoption.lease_id, elapsed):
+                return Gone(seen.row.why_gone(adoption.lease_id), seen.row.record(elapsed))
+            else:
+                row = objects.adopted(seen.row, adoption, self._wire.server_clock.now())
+                written = self._grant(row, request, budget)
+                answer = None if isinstance(written, Outrun) else self._settled(written, request, budget)
+            if answer is not None:
+                return answer
+        raise AssertionError("looking never ends")
+
+    def set_metadata(self, name: str, lease_id: str, metadata: Mapping[str, Any], budget: Budget) -> Held | Gone:
+        """See `Backend.set_metadata`."""
+        for seen in self._mine_first(name, lease_id, budget):
+            if seen is None:
+                return Gone("deleted")
+            elapsed = self._elapsed(seen)
+            if not seen.row.held_by(lease_id, elapsed):
+                return Gone(seen.row.why_gone(lease_id), seen.row.record(elapsed))
+            written = self._written(objects.described(seen.row, metadata, elapsed), budget)
+            if isinstance(written, _Seen):
+                self._remember(written)
+                return Held(written.row.record(NOTHING))
+        raise AssertionError("looking never ends")
 
     def get(self, name: str, budget: Budget) -> Lease | None:
         """See `Backend.get`."""

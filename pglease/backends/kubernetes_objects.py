@@ -19,7 +19,7 @@ from typing import Any
 
 from pglease.backends.kubernetes_names import FLOOR, object_name
 from pglease.errors import BackendMisconfigured
-from pglease.records import Lease, LossReason, Request
+from pglease.records import Adoption, Lease, LossReason, Request
 
 Json = dict[str, Any]
 
@@ -101,6 +101,7 @@ class Row:
             transitions=self.transitions,
             seen_at=self.acquired_at + self.written_after + elapsed,
             metadata=json.loads(self.metadata) if self.metadata else {},
+            given_back=self.lease_id is None and not self.foreign,
         )
 
     def why_gone(self, lease_id: str) -> LossReason:
@@ -119,7 +120,7 @@ def first_hold(request: Request, token: int, moment: datetime) -> Row:
         lease_id=request.lease_id,
         fencing_token=token,
         transitions=0,
-        metadata=json.dumps(dict(request.metadata), ensure_ascii=False) if request.metadata else "",
+        metadata=_written(request.metadata),
         acquired_at=moment,
         renewed_after=NOTHING,
         expires_after=timedelta(seconds=request.ttl),
@@ -146,6 +147,21 @@ def renewed(row: Row, ttl: float, elapsed: timedelta) -> Row:
     """Return the row after a renewal."""
     now = max(row.written_after + elapsed, row.renewed_after + timedelta.resolution)  # a renewal is seen to be one
     return replace(row, renewed_after=now, expires_after=now + timedelta(seconds=ttl), written_after=now)
+
+
+def adopted(row: Row, adoption: Adoption, moment: datetime) -> Row:
+    """Return the row of the hold that a running one goes on as."""
+    request = Request(adoption.name, adoption.owner_id, adoption.next_id, adoption.ttl)
+    return replace(next_hold(row, request, 0, moment), metadata=row.metadata)
+
+
+def described(row: Row, metadata: Mapping[str, Any], elapsed: timedelta) -> Row:
+    """Return the row with other metadata, as old as it is."""
+    return replace(row, metadata=_written(metadata), written_after=row.written_after + elapsed)
+
+
+def _written(metadata: Mapping[str, Any]) -> str:
+    return json.dumps(dict(metadata), ensure_ascii=False) if metadata else ""
 
 
 def given_back(row: Row, elapsed: timedelta, min_hold: float = 0.0) -> Row:

@@ -11,17 +11,18 @@ import builtins
 import json
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from pglease import clock as boot_clock
 from pglease import forks
 from pglease.backends.base import Budget, FencesNothing, Traits
 from pglease.errors import BackendClosed
 from pglease.records import (
+    Adoption,
     Change,
     Gone,
     Granted,
@@ -105,6 +106,7 @@ class _Row:
             transitions=self.transitions,
             seen_at=now,
             metadata=json.loads(self.metadata) if self.metadata else {},
+            given_back=self.lease_id is None,
         )
 
 
@@ -211,7 +213,7 @@ class MemoryBackend(FencesNothing):
             lease_id=request.lease_id,
             fencing_token=(last.fencing_token if last else self._store.token_floor) + 1,
             transitions=last.transitions + 1 if last else 0,
-            metadata=json.dumps(dict(request.metadata)) if request.metadata else "",
+            metadata=_written(request.metadata),
             acquired_at=now,
             heartbeat_at=now,
             expires_at=now + timedelta(seconds=request.ttl),
@@ -253,6 +255,30 @@ class MemoryBackend(FencesNothing):
             row.lease_id, row.expires_at = None, now
             self._store.announce(name, row, "released", now)
             return True
+
+    def adopt(self, adoption: Adoption, budget: Budget) -> Granted | Gone:
+        """Let a running hold go on as the next one."""
+        with self._looking(budget) as now:
+            row = self._store.rows.get(adoption.name)
+            if row is not None and row.held_by(adoption.next_id, now):
+                return Granted(row.record(adoption.name, now))
+            if row is None or not row.held_by(adoption.lease_id, now):
+                return _gone(adoption.name, adoption.lease_id, row, now)
+            request = Request(adoption.name, adoption.owner_id, adoption.next_id, adoption.ttl)
+            following = self._next_hold(row, request, now)
+            following.metadata = row.metadata
+            self._store.rows[adoption.name] = following
+            self._store.announce(adoption.name, following, "granted", now)
+            return Granted(following.record(adoption.name, now))
+
+    def set_metadata(self, name: str, lease_id: str, metadata: Mapping[str, Any], budget: Budget) -> Held | Gone:
+        """Replace the metadata of a running hold."""
+        with self._looking(budget) as now:
+            row = self._store.rows.get(name)
+            if row is None or not row.held_by(lease_id, now):
+                return _gone(name, lease_id, row, now)
+            row.metadata = _written(metadata)
+            return Held(row.record(name, now))
 
     def get(self, name: str, budget: Budget) -> Lease | None:
         """Read the record of the present or the last hold."""
@@ -336,6 +362,10 @@ class MemoryBackend(FencesNothing):
             if self._closed:
                 raise BackendClosed("this memory store was closed")
             yield self._store.now()
+
+
+def _written(metadata: Mapping[str, Any]) -> str:
+    return json.dumps(dict(metadata)) if metadata else ""
 
 
 def _reserved(row: _Row, ticket_id: str | None, now: datetime) -> Refused | None:

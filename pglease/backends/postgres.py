@@ -8,13 +8,12 @@ the kind that passes.
 from __future__ import annotations
 
 import builtins
-import json
 import logging
 import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,24 +23,24 @@ import tenacity
 from pglease import clock, forks, options
 from pglease.backends import postgres_fencing, postgres_guard, postgres_schema, postgres_waiting
 from pglease.backends.base import Budget, Fence, Guard, ParamStyle, Traits
-from pglease.backends.postgres_asking import BUSY_RETRY_AFTER, ask
+from pglease.backends.postgres_asking import BUSY_RETRY_AFTER, REASONS, adopt, ask, refuse_busy
 from pglease.backends.postgres_connections import BorrowedConnections, Connections, OwnConnections
 from pglease.backends.postgres_dsn import Dsn
 from pglease.backends.postgres_epochs import Lineage, Quarantine, ask_lineage, raise_epoch
 from pglease.backends.postgres_errors import INSUFFICIENT_PRIVILEGE, UNDEFINED_TABLE
 from pglease.backends.postgres_link import Link, Row
-from pglease.backends.postgres_rows import answer_in, lease_in
+from pglease.backends.postgres_rows import answer_in, lease_in, written
 from pglease.backends.postgres_sql import Statements
 from pglease.backends.postgres_waiting import Listening
 from pglease.backends.settling import Settling
 from pglease.errors import BackendClosed, BackendError, BackendMisconfigured, BackendUnavailable
 from pglease.records import (
+    Adoption,
     Claim,
     Gone,
     Granted,
     Held,
     Lease,
-    LossReason,
     Place,
     Refused,
     Released,
@@ -78,7 +77,6 @@ TRAITS = Traits(
     slots=True,
 )
 _REMEMBERED = 4096
-_REASONS: dict[str, LossReason] = {"taken": "taken", "deleted": "deleted", "ended": "forced", "expired": "expired"}
 
 
 class PostgresBackend:
@@ -253,7 +251,7 @@ class PostgresBackend:
             "owner": request.owner_id,
             "lease_id": request.lease_id,
             "ttl": request.ttl,
-            "metadata": json.dumps(dict(request.metadata), ensure_ascii=False) if request.metadata else None,
+            "metadata": written(request.metadata),
             "in_turn": False,
         }
         return ask(link, sql, request, params, budget, quarantine=self._quarantine, pause=self._closing.wait)
@@ -285,11 +283,11 @@ class PostgresBackend:
                 return Gone("deleted")
             if row[0] == "released":
                 return Released()
-            _refuse_busy(row[0], name)
+            refuse_busy(row[0], name)
             lease = lease_in(row)
             if tries.may_have_done(earlier, _over_for(row[0], lease)):
                 return Released()  # by that try; a rival may have the name by now
-            return Gone(_REASONS[row[0]], lease)
+            return Gone(REASONS[row[0]], lease)
 
         return self._converse(end, budget)
 
@@ -305,10 +303,38 @@ class PostgresBackend:
             if row is None:
                 return False
             verdict, over_for = row
-            _refuse_busy(verdict, name)
+            refuse_busy(verdict, name)
             return verdict == "forced" or (verdict == "over" and tries.may_have_done(earlier, over_for))
 
         return self._converse(force, budget)
+
+    def adopt(self, adoption: Adoption, budget: Budget) -> Granted | Gone:
+        """See `Backend.adopt`."""
+        return self._converse(lambda link, sql: self._adopted(link, sql, adoption), budget)
+
+    def _adopted(self, link: Link, sql: Statements, adoption: Adoption, **more: Any) -> Granted | Gone:
+        params = more | {
+            "name": adoption.name,
+            "lease_id": adoption.lease_id,
+            "next_id": adoption.next_id,
+            "owner": adoption.owner_id,
+            "ttl": adoption.ttl,
+        }
+        return adopt(link, sql, params, quarantine=self._quarantine)
+
+    def set_metadata(self, name: str, lease_id: str, metadata: Mapping[str, Any], budget: Budget) -> Held | Gone:
+        """See `Backend.set_metadata`."""
+        params = {"name": name, "lease_id": lease_id, "metadata": written(metadata)}
+
+        def describe(link: Link, sql: Statements) -> Held | Gone:
+            row = _first(link.rows(sql.set_metadata, params))
+            if row is None:
+                return Gone("deleted")
+            refuse_busy(row[0], name)
+            lease = lease_in(row)
+            return Held(lease) if row[0] == "held" else Gone(REASONS[row[0]], lease)
+
+        return self._converse(describe, budget)
 
     def get(self, name: str, budget: Budget) -> Lease | None:
         """See `Backend.get`."""
@@ -568,12 +594,6 @@ class _Tries:
         return earlier is not None and over_for <= clock.now() - earlier
 
 
-def _refuse_busy(verdict: str, name: str) -> None:
-    """Turn a locked row into trouble that passes: the verb is tried again until its budget is spent."""
-    if verdict == "busy":
-        raise BackendUnavailable(f"the row of {name!r} is locked by another session")
-
-
 def _renewed(link: Link, sql: Statements, params: dict[str, Any]) -> list[RenewalOutcome]:
     """Return the outcome for each of the holds, in their order."""
     names = params["names"]
@@ -587,7 +607,7 @@ def _renewed(link: Link, sql: Statements, params: dict[str, Any]) -> list[Renewa
 
 def _renewal_outcome(row: Row) -> RenewalOutcome:
     lease = lease_in(row)
-    return Held(lease) if row[0] == "held" else Gone(_REASONS[row[0]], lease)
+    return Held(lease) if row[0] == "held" else Gone(REASONS[row[0]], lease)
 
 
 def _unanswered(name: str, present: set[str]) -> RenewalOutcome:

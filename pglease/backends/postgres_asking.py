@@ -18,8 +18,8 @@ from pglease.backends.postgres_link import Link, Row
 from pglease.backends.postgres_rows import answer_in, lease_in
 from pglease.backends.postgres_sql import Statements
 from pglease.backends.postgres_waiting import in_turn
-from pglease.errors import BackendMisconfigured
-from pglease.records import Granted, Refused, Request
+from pglease.errors import BackendMisconfigured, BackendUnavailable
+from pglease.records import Gone, Granted, LossReason, Refused, Request
 from pglease.schema import PROTOCOL
 
 BUSY_RETRY_AFTER = 0.05
@@ -31,6 +31,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
 _FRUITLESS = 2
 """Looks that find neither a holder nor a rival, after which a stranger must have the row locked. One may be bad luck:
 the rival's statement ended between the question and the look for it."""
+
+
+REASONS: dict[str, LossReason] = {"taken": "taken", "deleted": "deleted", "ended": "forced", "expired": "expired"}
+"""Why a hold is gone, by what a statement says."""
 
 
 class _Why(NamedTuple):
@@ -86,6 +90,34 @@ def ask(
         if rows is None or fruitless >= _FRUITLESS:
             break
     return Refused(lease_in(rows[0]) if rows else None, BUSY_RETRY_AFTER)
+
+
+def adopt(link: Link, sql: Statements, params: Mapping[str, Any], *, quarantine: Quarantine) -> Granted | Gone:
+    """Let a running hold go on as the next one, in a new epoch where one must begin.
+
+    Raises:
+        BackendUnavailable: the row is locked, by a guarded transaction perhaps, or the store is in quarantine; nothing
+            was changed.
+        BackendMisconfigured: as for `ask`.
+    """
+    while True:
+        row = next(iter(link.rows(sql.adopt, params)), None)
+        if row is None:
+            return Gone("deleted")
+        refuse_busy(row[0], params["name"])
+        if row[0] == "granted":
+            return Granted(lease_in(row))
+        if row[0] != "held":
+            return Gone(REASONS[row[0]], lease_in(row))
+        if not _why(link, sql, params).moved:
+            raise BackendUnavailable(f"{params['name']!r} cannot be handed over: nothing is granted at present")
+        raise_epoch(link, sql, quarantine)
+
+
+def refuse_busy(verdict: str, name: str) -> None:
+    """Turn a locked row into trouble that passes: the verb is tried again until its budget is spent."""
+    if verdict == "busy":
+        raise BackendUnavailable(f"the row of {name!r} is locked by another session")
 
 
 def _answer(

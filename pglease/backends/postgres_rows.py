@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,14 +24,19 @@ def answer_in(rows: Sequence[Row]) -> Granted | Refused | None:
 
 def lease_in(row: Row) -> Lease:
     """Read what `postgres_sql.RECORD` returns, `verdict` first."""
-    _, name, owner, token, transitions, metadata, acquired, heartbeat, expires, seen = row
+    _, name, owner, token, transitions, metadata, acquired, heartbeat, expires, seen, given_back = row
     attached = {} if metadata is None else _metadata(metadata)
     read = datetime.fromtimestamp
     try:
         times = read(acquired, UTC), read(heartbeat, UTC), read(expires, UTC), read(seen, UTC)
     except (OverflowError, ValueError):  # a row written by hand may say 'infinity'; reading it must not fail
         times = _moment(acquired), _moment(heartbeat), _moment(expires), _moment(seen)
-    return Lease(name, owner, token, *times[:3], transitions, times[3], attached)
+    return Lease(name, owner, token, *times[:3], transitions, times[3], attached, given_back)
+
+
+def written(metadata: Mapping[str, Any]) -> str | None:
+    """Return metadata as it is sent."""
+    return json.dumps(dict(metadata), ensure_ascii=False) if metadata else None
 
 
 def _moment(epoch: float) -> datetime:

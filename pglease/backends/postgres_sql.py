@@ -21,7 +21,8 @@ _SECONDS = "pg_catalog.make_interval(secs => {})"
 RECORD = """{verdict} AS verdict, task_name, owner_id, fencing_token, transitions, metadata::text AS metadata,
        pg_catalog.date_part('epoch', acquired_at) AS acquired_at,
        pg_catalog.date_part('epoch', heartbeat_at) AS heartbeat_at,
-       pg_catalog.date_part('epoch', expires_at) AS expires_at, pg_catalog.date_part('epoch', seen_at) AS seen_at"""
+       pg_catalog.date_part('epoch', expires_at) AS expires_at, pg_catalog.date_part('epoch', seen_at) AS seen_at,
+       lease_id IS NULL AS given_back"""
 """What every statement returns about a row, in the order that `postgres_rows.lease_in` reads. Epochs, since drivers and
 session time zones differ about timestamps; text for metadata, since drivers differ about jsonb."""
 
@@ -189,7 +190,7 @@ WITH wanted AS MATERIALIZED (
   FROM judged j WHERE l.task_name = j.task_name AND j.verdict = 'held'
 )
 SELECT {record}, place FROM (
-  SELECT place, verdict, task_name, owner_id, fencing_token, transitions, metadata, acquired_at, seen_at,
+  SELECT place, verdict, task_name, owner_id, lease_id, fencing_token, transitions, metadata, acquired_at, seen_at,
          CASE verdict WHEN 'held' THEN seen_at ELSE heartbeat_at END AS heartbeat_at,
          CASE verdict WHEN 'held' THEN seen_at + {ttl} ELSE expires_at END AS expires_at
   FROM judged j
@@ -219,9 +220,73 @@ WITH seen AS MATERIALIZED (
 SELECT {record} FROM (
   SELECT CASE WHEN r.in_time THEN 'released' WHEN NOT r.in_time THEN 'expired' WHEN j.task_name IS NULL THEN 'busy'
               WHEN j.lease_id IS NULL THEN 'ended' ELSE 'taken' END AS verdict,
-         j.task_name, j.owner_id, j.fencing_token, j.transitions, j.metadata,
+         j.task_name, j.owner_id, j.lease_id, j.fencing_token, j.transitions, j.metadata,
          j.acquired_at, j.heartbeat_at, j.expires_at, j.seen_at
   FROM seen LEFT JOIN released r ON true LEFT JOIN judged j ON r.in_time IS NOT TRUE
+) AS answer
+"""
+
+# adopt: C20 C13. A takeover with its holder's consent, of the hold that runs: the key changes, so a guard's KEY SHARE
+# keeps it out, and no guard of that hold passes afterwards. Whoever queues is not asked. As in `try_acquire`, nothing
+# is granted on a server other than the one that granted last, nor in quarantine.
+_ADOPT = """
+WITH seen AS MATERIALIZED (
+  SELECT l.task_name FROM {leases} l WHERE l.task_name = %(name)s::text
+), locked AS MATERIALIZED (
+  SELECT l.* FROM {leases} l WHERE l.task_name = %(name)s::text FOR UPDATE SKIP LOCKED
+), judged AS MATERIALIZED (
+  SELECT locked.*, pg_catalog.clock_timestamp() AS seen_at, {lineage} AS present FROM locked
+), adopted AS (
+  UPDATE {leases} l
+  SET owner_id = %(owner)s::text, lease_id = %(next_id)s::uuid,
+      fencing_token = greatest(j.fencing_token, (m.token_floor >> 32) << 32) + 1, transitions = j.transitions + 1,
+      acquired_at = j.seen_at, heartbeat_at = j.seen_at, expires_at = j.seen_at + {ttl},
+      session_pid = {session_pid}, session_started = {session_started}
+  FROM judged j, {meta} m
+  WHERE l.task_name = j.task_name AND j.lease_id = %(lease_id)s::uuid AND j.expires_at > j.seen_at
+    AND m.protocol = {protocol} AND (m.lineage = j.present OR {unknown})
+    AND coalesce(m.quarantined_until <= j.seen_at, true)
+  RETURNING l.*, j.seen_at, {granted} AS note
+)
+SELECT {record} FROM (
+  SELECT 'granted' AS verdict, a.task_name, a.owner_id, a.lease_id, a.fencing_token, a.transitions, a.metadata,
+         a.acquired_at, a.heartbeat_at, a.expires_at, a.seen_at
+  FROM adopted a
+  UNION ALL
+  SELECT CASE WHEN j.task_name IS NULL THEN 'busy'
+              WHEN j.lease_id = %(next_id)s::uuid AND j.expires_at > j.seen_at THEN 'granted'
+              WHEN j.lease_id = %(lease_id)s::uuid AND j.expires_at > j.seen_at THEN 'held'
+              WHEN j.lease_id IN (%(lease_id)s::uuid, %(next_id)s::uuid) THEN 'expired'
+              WHEN j.lease_id IS NULL THEN 'ended' ELSE 'taken' END,
+         j.task_name, j.owner_id, j.lease_id, j.fencing_token, j.transitions, j.metadata,
+         j.acquired_at, j.heartbeat_at, j.expires_at, j.seen_at
+  FROM seen LEFT JOIN judged j ON true WHERE NOT EXISTS (SELECT 1 FROM adopted)
+) AS answer
+"""
+
+# set_metadata: C21. Locked as a renewal locks.
+_SET_METADATA = """
+WITH seen AS MATERIALIZED (
+  SELECT l.task_name FROM {leases} l WHERE l.task_name = %(name)s::text
+), locked AS MATERIALIZED (
+  SELECT l.* FROM {leases} l WHERE l.task_name = %(name)s::text FOR NO KEY UPDATE SKIP LOCKED
+), judged AS MATERIALIZED (
+  SELECT locked.*, pg_catalog.clock_timestamp() AS seen_at FROM locked
+), described AS (
+  UPDATE {leases} l SET metadata = %(metadata)s::jsonb
+  FROM judged j
+  WHERE l.task_name = j.task_name AND j.lease_id = %(lease_id)s::uuid AND j.expires_at > j.seen_at
+  RETURNING l.metadata
+)
+SELECT {record} FROM (
+  SELECT CASE WHEN j.task_name IS NULL THEN 'busy' WHEN EXISTS (SELECT 1 FROM described) THEN 'held'
+              WHEN j.lease_id = %(lease_id)s::uuid THEN 'expired' WHEN j.lease_id IS NULL THEN 'ended'
+              ELSE 'taken' END AS verdict,
+         j.task_name, j.owner_id, j.lease_id, j.fencing_token, j.transitions,
+         CASE WHEN EXISTS (SELECT 1 FROM described) THEN (SELECT d.metadata FROM described d) ELSE j.metadata END
+           AS metadata,
+         j.acquired_at, j.heartbeat_at, j.expires_at, j.seen_at
+  FROM seen LEFT JOIN judged j ON true
 ) AS answer
 """
 
@@ -383,6 +448,8 @@ class Statements:
     renew: str
     present: str
     release: str
+    adopt: str
+    set_metadata: str
     force_release: str
     list: str
     cleanup_lock: str

@@ -17,7 +17,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
@@ -44,7 +44,9 @@ from pglease.backends.redis_address import Address
 from pglease.backends.redis_connections import Connections, Link
 from pglease.backends.redis_errors import Elsewhere, Node, NotReplicated, OutOfTime, is_elsewhere, translated
 from pglease.backends.redis_lua import (
+    ADOPT,
     CLEAN_UP,
+    DESCRIBE,
     FORCE_RELEASE,
     KEYS,
     LEAVE_QUEUE,
@@ -61,6 +63,7 @@ from pglease.backends.redis_routes import Routes
 from pglease.backends.redis_subscription import RedisSubscription
 from pglease.backends.settling import Settling
 from pglease.records import (
+    Adoption,
     Gone,
     Granted,
     Held,
@@ -168,7 +171,7 @@ class RedisBackend(FencesNothing):
 
     def try_acquire(self, request: Request, budget: Budget) -> Granted | Refused:
         """See `Backend.try_acquire`."""
-        metadata = json.dumps(dict(request.metadata), ensure_ascii=False) if request.metadata else ""
+        metadata = _written(request.metadata)
         args: tuple[Any, ...] = (request.name, request.lease_id, request.owner_id, _microseconds(request.ttl), metadata)
         args += (request.ticket_id or "", self._keys.channel)
         script = TRY_ACQUIRE_IN_QUEUE if request.ticket_id else TRY_ACQUIRE
@@ -255,6 +258,18 @@ class RedisBackend(FencesNothing):
         """See `Backend.force_release`."""
         args = (name, fencing_token, self._keys.channel)
         return bool(self._ask(FORCE_RELEASE, args, budget, repeated=True)[0] == b"forced")
+
+    def adopt(self, adoption: Adoption, budget: Budget) -> Granted | Gone:
+        """See `Backend.adopt`."""
+        name, ttl = adoption.name, _microseconds(adoption.ttl)
+        args = (name, adoption.lease_id, adoption.next_id, adoption.owner_id, ttl, self._keys.channel)
+        answer = self._ask(ADOPT, args, budget, safe_with=b"granted")
+        return Granted(_lease(name, answer)) if answer[0] == b"granted" else _gone(name, answer)
+
+    def set_metadata(self, name: str, lease_id: str, metadata: Mapping[str, Any], budget: Budget) -> Held | Gone:
+        """See `Backend.set_metadata`."""
+        answer = self._ask(DESCRIBE, (name, lease_id, _written(metadata)), budget)
+        return Held(_lease(name, answer)) if answer[0] == b"held" else _gone(name, answer)
 
     def get(self, name: str, budget: Budget) -> Lease | None:
         """See `Backend.get`."""
@@ -551,7 +566,7 @@ def _gone(name: str, answer: Sequence[Any]) -> Gone:
 
 def _lease(name: str, answer: Sequence[Any]) -> Lease:
     """Read what `tell` in `redis_lua` returns, the verdict first."""
-    _, owner, token, transitions, metadata, acquired, heartbeat, expires, seen = answer
+    _, owner, token, transitions, metadata, acquired, heartbeat, expires, seen, ended = answer
     return Lease(
         task_name=name,
         owner_id=owner.decode(errors="replace"),
@@ -562,7 +577,12 @@ def _lease(name: str, answer: Sequence[Any]) -> Lease:
         transitions=int(transitions),
         seen_at=_moment(seen),
         metadata=_metadata(metadata),
+        given_back=ended == b"ended",
     )
+
+
+def _written(metadata: Mapping[str, Any]) -> str:
+    return json.dumps(dict(metadata), ensure_ascii=False) if metadata else ""
 
 
 def _moment(microseconds: bytes) -> datetime:

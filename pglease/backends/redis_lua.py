@@ -88,7 +88,8 @@ local function is_held_by(record, lease_id)
 end
 
 local function tell(verdict, record)
-  return lines(verdict, record[2], record[4], record[5], record[6], record[7], record[8], record[9], text(now))
+  return lines(verdict, record[2], record[4], record[5], record[6], record[7], record[8], record[9], text(now),
+    record[3] == '' and 'ended' or '')
 end
 
 -- Why a hold under this id is over.
@@ -107,7 +108,23 @@ end
 local record, foreign = read()
 if foreign then return 'foreign' end
 """
-_QUEUE = """
+_MORE_KEYS = """
+local function is_above(token, other)
+  if #token ~= #other then return #token > #other end
+  return token > other
+end
+
+-- The name's next token, or nil when its counter holds something else.
+local function next_token()
+  local last = ask('GET', KEYS[2])
+  if last == nil then return nil end
+  last = last or '0'
+  if not string.find(last, '^%d+$') or is_above(last, '9223372036854775806') then return nil end
+  if record and is_above(record[4], last) then redis.call('SET', KEYS[2], record[4]) end
+  redis.call('INCR', KEYS[2])
+  return redis.call('GET', KEYS[2])
+end
+
 local function drop(ticket_id)
   redis.call('ZREM', KEYS[4], ticket_id)
   redis.call('HDEL', KEYS[5], ticket_id)
@@ -145,7 +162,7 @@ class Script:
     sha: str = field(init=False)
 
     def __post_init__(self) -> None:
-        text = _PRELUDE + (_QUEUE if self.keys > 1 else "") + self.body
+        text = _PRELUDE + (_MORE_KEYS if self.keys > 1 else "") + self.body
         object.__setattr__(self, "text", text)
         object.__setattr__(self, "sha", sha1(text.encode(), usedforsecurity=False).hexdigest())
 
@@ -173,26 +190,15 @@ if record and tonumber(record[12] or 0) > now then
   end
 end
 
-local function is_above(token, other)
-  if #token ~= #other then return #token > #other end
-  return token > other
-end
-
-local last = ask('GET', KEYS[2])
-if last == nil then return 'foreign token' end
-last = last or '0'
-if not string.find(last, '^%d+$') or is_above(last, '9223372036854775806') then return 'foreign token' end
-if record and is_above(record[4], last) then redis.call('SET', KEYS[2], record[4]) end
-redis.call('INCR', KEYS[2])
-local token = redis.call('GET', KEYS[2])
-
+local token = next_token()
+if not token then return 'foreign token' end
 local begins, ends = text(now), text(now + ARGV[4])
 local transitions = record and text(record[5] + 1) or '0'
 redis.call('HSET', KEYS[1], 'name', ARGV[1], 'owner_id', ARGV[3], 'lease_id', ARGV[2], 'fencing_token', token,
   'transitions', transitions, 'metadata', ARGV[5], 'acquired_at', begins, 'heartbeat_at', begins, 'expires_at', ends)
 if first then drop(first) end
 if record then announce(ARGV[7], record, 'granted', now + ARGV[4]) end
-return lines('granted', ARGV[3], token, transitions, ARGV[5], begins, begins, ends, text(now))
+return lines('granted', ARGV[3], token, transitions, ARGV[5], begins, begins, ends, text(now), '')
 """
 TRY_ACQUIRE = Script(_ACQUIRE, keys=2)
 TRY_ACQUIRE_IN_QUEUE = Script(_ACQUIRE, keys=len(KEYS))
@@ -203,6 +209,35 @@ if not record then return 'deleted' end
 if not is_held_by(record, ARGV[2]) then return tell(reason(record, ARGV[2]), record) end
 record[8], record[9] = text(now), text(now + ARGV[3])
 redis.call('HSET', KEYS[1], 'heartbeat_at', record[8], 'expires_at', record[9])
+return tell('held', record)
+""")
+
+# ARGV: name, lease_id, next_id, owner_id, ttl, channel. As above: what was done before is written once more.
+ADOPT = Script(
+    """
+if not record then return 'deleted' end
+if is_held_by(record, ARGV[3]) then
+  redis.call('HSET', KEYS[1], 'lease_id', ARGV[3])
+  return tell('granted', record)
+end
+if not is_held_by(record, ARGV[2]) then return tell(reason(record, ARGV[2]), record) end
+local token = next_token()
+if not token then return 'foreign token' end
+local begins, ends, transitions = text(now), text(now + ARGV[5]), text(record[5] + 1)
+redis.call('HSET', KEYS[1], 'owner_id', ARGV[4], 'lease_id', ARGV[3], 'fencing_token', token,
+  'transitions', transitions, 'acquired_at', begins, 'heartbeat_at', begins, 'expires_at', ends)
+announce(ARGV[6], record, 'granted', now + ARGV[5])
+return lines('granted', ARGV[4], token, transitions, record[6], begins, begins, ends, text(now), '')
+""",
+    keys=2,
+)
+
+# ARGV: name, lease_id, metadata.
+DESCRIBE = Script("""
+if not record then return 'deleted' end
+if not is_held_by(record, ARGV[2]) then return tell(reason(record, ARGV[2]), record) end
+record[6] = ARGV[3]
+redis.call('HSET', KEYS[1], 'metadata', ARGV[3])
 return tell('held', record)
 """)
 

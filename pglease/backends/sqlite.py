@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,9 +23,12 @@ from pglease.backends.sqlite_rows import Row, Sight, ns
 from pglease.backends.sqlite_turn import Turn
 from pglease.errors import BackendMisconfigured, ConfigurationError
 from pglease.records import (
+    Adoption,
     Change,
     Claim,
+    Gone,
     Granted,
+    Held,
     Lease,
     Place,
     Refused,
@@ -120,6 +123,14 @@ class SQLiteBackend:
     def force_release(self, name: str, fencing_token: int, budget: Budget) -> bool:
         """See `Backend.force_release`."""
         return self._change(lambda turn: sqlite_turn.force(turn, name, fencing_token), budget)
+
+    def adopt(self, adoption: Adoption, budget: Budget) -> Granted | Gone:
+        """See `Backend.adopt`."""
+        return self._change(lambda turn: sqlite_turn.adopt(turn, adoption), budget)
+
+    def set_metadata(self, name: str, lease_id: str, metadata: Mapping[str, Any], budget: Budget) -> Held | Gone:
+        """See `Backend.set_metadata`."""
+        return self._change(lambda turn: sqlite_turn.describe(turn, name, lease_id, metadata), budget)
 
     def get(self, name: str, budget: Budget) -> Lease | None:
         """See `Backend.get`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -70,6 +71,7 @@ class Sight(NamedTuple):
             transitions=row.transitions,
             seen_at=_moment(self.wall + self.now),
             metadata=_metadata(row.metadata),
+            given_back=row.lease_id is None,
         )
 
     def answer(self, request: Request) -> Granted | Refused | None:
@@ -106,13 +108,18 @@ class Sight(NamedTuple):
             request.lease_id,
             token,
             last.transitions + 1 if last else 0,
-            json.dumps(dict(request.metadata), ensure_ascii=False) if request.metadata else None,
+            written(request.metadata),
             self.now,
             self.now,
             self.now + ns(request.ttl),
             last.waited_until if last else 0,
             last.last_ticket if last else 0,
         )
+
+
+def written(metadata: Mapping[str, Any]) -> str | None:
+    """Return metadata as it stands in the file."""
+    return json.dumps(dict(metadata), ensure_ascii=False) if metadata else None
 
 
 def ns(seconds: float) -> int:

@@ -90,14 +90,15 @@ _LIST = (
 ORDER BY l.task_name"""
 )
 
-# try_acquire, once the name was found free under the write lock: C1 C3.
+# try_acquire, once the name was found free under the write lock: C1 C3. adopt, once the hold was found to run: C20.
 _PUT = f"""
 INSERT INTO {{leases}} ({", ".join(COLUMNS)}) VALUES ({", ".join("?" * len(COLUMNS))})
 ON CONFLICT (task_name) DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in COLUMNS[1:])}
 """  # noqa: S608  # names of columns, from above
 
-# renew: C4 C5. release, force_release: C6. Each for a row that was judged under the same write lock.
+# renew: C4 C5. set_metadata: C21. release, force_release: C6. Each for a row that was judged under the same write lock.
 _RENEW = "UPDATE {leases} SET heartbeat_ns = ?, expires_ns = ? WHERE task_name = ?"
+_DESCRIBE = "UPDATE {leases} SET metadata = ? WHERE task_name = ?"
 _END = "UPDATE {leases} SET lease_id = NULL, expires_ns = ? WHERE task_name = ?"
 
 # cleanup: C3 C7. A row that is deleted takes its token along, so new names start above it.
@@ -147,6 +148,7 @@ class Statements:
     list: str
     put: str
     renew: str
+    describe: str
     end: str
     raise_floor: str
     cleanup: str

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from pglease.backends.sqlite_rows import Sight, ns
+from pglease.backends.sqlite_rows import Sight, ns, written
 from pglease.backends.sqlite_sql import Statements
 from pglease.records import (
+    Adoption,
     Change,
+    Gone,
     Granted,
     Held,
     Place,
@@ -72,6 +74,31 @@ def renew(turn: Turn, renewal: Renewal) -> RenewalOutcome:
         return sight.gone(renewal.lease_id)
     row = sight.row._replace(heartbeat=sight.now, expires=sight.now + ns(renewal.ttl))
     turn.do(turn.sql.renew, row.heartbeat, row.expires, row.name)
+    return Held(sight._replace(row=row).record())
+
+
+def adopt(turn: Turn, adoption: Adoption) -> Granted | Gone:
+    """Let a hold that still runs go on as the next one. C20."""
+    sight = turn.judged(adoption.name)
+    if sight.held_by(adoption.next_id):
+        return Granted(sight.record())
+    if sight.row is None or not sight.held_by(adoption.lease_id):
+        return sight.gone(adoption.lease_id)
+    request = Request(adoption.name, adoption.owner_id, adoption.next_id, adoption.ttl)
+    row = sight.next_hold(request)._replace(metadata=sight.row.metadata)
+    turn.do(turn.sql.put, *row)
+    sight = sight._replace(row=row)
+    turn.announce(sight, "granted")
+    return Granted(sight.record())
+
+
+def describe(turn: Turn, name: str, lease_id: str, metadata: Mapping[str, Any]) -> Held | Gone:
+    """Replace the metadata of a hold that still runs. C21."""
+    sight = turn.judged(name)
+    if sight.row is None or not sight.held_by(lease_id):
+        return sight.gone(lease_id)
+    row = sight.row._replace(metadata=written(metadata))
+    turn.do(turn.sql.describe, row.metadata, name)
     return Held(sight._replace(row=row).record())
 
 

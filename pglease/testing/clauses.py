@@ -25,6 +25,8 @@ CLAUSES = {
     "C17": "order",
     "C18": "fenced",
     "C19": "prompt",
+    "C20": "handed over",
+    "C21": "described",
 }
 """Each clause in a few words; `pglease.backends.base` says them in full."""
 

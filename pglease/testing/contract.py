@@ -33,9 +33,10 @@ from pglease import clock
 from pglease.backends.base import Backend
 from pglease.errors import BackendClosed, BackendUnavailable
 from pglease.options import MAX_DURATION
-from pglease.records import Gone, Granted, Held, Lease, Refused, Renewal, Request
+from pglease.records import Adoption, Gone, Granted, Held, Lease, Refused, Renewal, Request
 from pglease.testing.clauses import CLAUSES, clause_map, clauses
 from pglease.testing.contract_fencing import FencingContract
+from pglease.testing.contract_handing import HandingContract
 from pglease.testing.contract_prompt import PromptContract
 from pglease.testing.contract_waiting import WaitingContract
 from pglease.testing.harness import LONG, Harness, Hold, Worker, World, budget, new_id
@@ -118,13 +119,15 @@ VERBS: dict[str, Callable[[Backend, float], object]] = {
     "force_release": lambda backend, within: backend.force_release("job", 1, budget(within)),
     "get": lambda backend, within: backend.get("job", budget(within)),
     "list": lambda backend, within: backend.list("", budget(within)),
+    "adopt": lambda backend, within: backend.adopt(Adoption("job", new_id(), new_id(), "late", LONG), budget(within)),
+    "set_metadata": lambda backend, within: backend.set_metadata("job", new_id(), {}, budget(within)),
     "cleanup": lambda backend, within: backend.cleanup(0.0, budget(within)),
 }
 every_verb = pytest.mark.parametrize("verb", VERBS)
 
 
-class BackendContract(WaitingContract, FencingContract, PromptContract):
-    """Clauses C1 to C19. Subclass it with a fixture `harness`."""
+class BackendContract(WaitingContract, FencingContract, PromptContract, HandingContract):
+    """Clauses C1 to C21. Subclass it with a fixture `harness`."""
 
     @pytest.fixture
     def harness(self) -> Iterator[Harness]:

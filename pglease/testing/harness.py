@@ -17,8 +17,10 @@ from pglease.backends.base import Backend, Budget, FairBackend, ParamStyle, Subs
 from pglease.bonds import Bond
 from pglease.errors import BackendClosed
 from pglease.records import (
+    Adoption,
     Change,
     Claim,
+    Gone,
     Granted,
     Held,
     Lease,
@@ -159,6 +161,32 @@ class Hold:
         outcome = self.renew(ttl)
         assert isinstance(outcome, Held), outcome
         return outcome.lease
+
+    def adopt(
+        self,
+        worker: Worker,
+        ttl: float = LONG,
+        *,
+        next_id: str | None = None,
+        unattended: bool = False,
+        within: float = PATIENCE,
+    ) -> Granted | Gone:
+        """Let `worker` go on with it."""
+        adoption = Adoption(
+            self.name, self.request.lease_id, next_id or new_id(), worker.label, ttl, unattended=unattended
+        )
+        return worker.backend.adopt(adoption, budget(within))
+
+    def adopted_by(self, worker: Worker, ttl: float = LONG, *, unattended: bool = False) -> Hold:
+        """Let `worker` go on with it; anything but success fails the test."""
+        next_id = new_id()
+        answer = self.adopt(worker, ttl, next_id=next_id, unattended=unattended)
+        assert isinstance(answer, Granted), answer
+        return Hold(worker, Request(self.name, worker.label, next_id, ttl), answer.lease, answer.bond)
+
+    def describe(self, metadata: Mapping[str, Any]) -> Held | Gone:
+        """Replace its metadata."""
+        return self.worker.backend.set_metadata(self.name, self.request.lease_id, metadata, budget())
 
     def release(self, *, min_hold: float = 0.0) -> ReleaseOutcome:
         """Give it back."""

@@ -18,7 +18,7 @@ from typing import Any
 from pglease import clock
 from pglease.backends.base import Backend, Budget
 from pglease.backends.memory import MemoryBackend
-from pglease.records import Gone, Granted, Held, Lease, Refused, Renewal, Request
+from pglease.records import Adoption, Gone, Granted, Held, Lease, Refused, Renewal, Request
 from pglease.testing.fake_clock import FakeClock
 
 NAMES = ("job", "job_2", "j%b")
@@ -111,8 +111,18 @@ class Conversation:
 
     def run(self, steps: int) -> None:
         """Hold it; the last step looks at everything."""
-        choices = [self._acquire, self._renew, self._release, self._force, self._look, self._cleanup, self._pass_time]
-        weights = [30, 22, 14, 5, 9, 4, 16]
+        choices = [
+            self._acquire,
+            self._renew,
+            self._release,
+            self._adopt,
+            self._describe,
+            self._force,
+            self._look,
+            self._cleanup,
+            self._pass_time,
+        ]
+        weights = [30, 20, 12, 6, 5, 5, 8, 4, 15]
         for step in self.random.choices(choices, weights, k=steps):
             step()
         self._list("", ended=True)
@@ -150,6 +160,25 @@ class Conversation:
         min_hold = self.random.choice([0.0, 0.0, 0.5, 1.5, 3.5]) * self.unit
         said = f"release({name!r}, {lease_id}, min_hold={min_hold:g})"
         self._ask(self._anybody(), said, lambda b, box: b.release(name, lease_id, box, min_hold=min_hold))
+
+    def _adopt(self) -> None:
+        name, who, next_id = self.random.choice(NAMES), self._anybody(), self._new_id()
+        lease_id = self._some_id(name)
+        if self.clients[0].traits.clock == "observed change":  # who has not seen it run out takes it for one that runs
+            who = self.writers.setdefault(lease_id, who)
+        adoption = Adoption(name, lease_id, next_id, OWNERS[who % 3], self._ttl())
+        answer = self._ask(who, f"adopt({adoption})", lambda b, box: b.adopt(adoption, box))
+        if isinstance(answer, Granted):
+            self.ids[name].append(next_id)
+            self.writers[next_id] = who
+
+    def _describe(self) -> None:
+        name, metadata = self.random.choice(NAMES), {"n": len(self.said)}
+        lease_id, who = self._some_id(name), self._anybody()
+        said = f"set_metadata({name!r}, {lease_id}, {metadata})"
+        outcome = self._ask(who, said, lambda b, box: b.set_metadata(name, lease_id, metadata, box))
+        if isinstance(outcome, Held):
+            self.writers[lease_id] = who
 
     def _force(self) -> None:
         name = self.random.choice(NAMES)
@@ -243,7 +272,7 @@ class Conversation:
 
 def _details(lease: Lease) -> tuple[Any, ...]:
     ages = [(lease.seen_at - moment).total_seconds() for moment in (lease.acquired_at, lease.heartbeat_at)]
-    return (*ages, (lease.expires_at - lease.seen_at).total_seconds(), dict(lease.metadata))
+    return (*ages, (lease.expires_at - lease.seen_at).total_seconds(), dict(lease.metadata), lease.given_back)
 
 
 def _alike(wanted: Any, found: Any, tolerance: float) -> bool:
