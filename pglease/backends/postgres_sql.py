@@ -364,9 +364,13 @@ SELECT EXISTS (SELECT 1 FROM marked) OR EXISTS (
   WHERE l.task_name = %(name)s::text AND l.waited_until >= pg_catalog.clock_timestamp() + {half}) AS marked
 """
 
+LONGEST_LOCK_WAIT = 0.3
+"""Seconds that `queue_lock` waits in line for a row that another session has locked."""
+
 # queue, inside a transaction: C17. The row's lock gives the numbers their order; the second statement has a snapshot of
 # its own, so it sees every ticket that was given under that lock. `queued_until` says to those who ask that there may
-# be a queue; it reaches further than the tickets, so that not each renewal writes the lease's row.
+# be a queue; it reaches further than the tickets, so that not each renewal writes the lease's row. A release that finds
+# the row locked takes the same lock.
 _QUEUE_LOCK = """
 SELECT l.task_name FROM {leases} l, (SELECT pg_catalog.set_config('lock_timeout', '300ms', true) AS bounded) b
 WHERE b.bounded IS NOT NULL AND l.task_name = %(name)s::text FOR NO KEY UPDATE OF l

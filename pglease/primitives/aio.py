@@ -23,6 +23,7 @@ from pglease.primitives.read_write import ReadWriteLock
 from pglease.primitives.semaphore import Semaphore
 from pglease.primitives.task_lock import TaskLock
 from pglease.records import Lease
+from pglease.watching import AsyncWatch
 
 if TYPE_CHECKING:
     from pglease.aio import AsyncPGLease
@@ -546,6 +547,10 @@ class AsyncLeaderElection:
     async def record(self) -> Lease | None:
         """Return the record of the present or the last leader, read now. See `LeaderElection.record`."""
         return await drive.ask(lambda: self._election.record)
+
+    def observe(self) -> AsyncWatch:
+        """Watch who leads, without ever being a candidate. See `LeaderElection.observe`. Not awaited."""
+        return AsyncWatch(self._election.observe())
 
     async def wait_for_leader(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109
         """Wait until this worker leads; False if `timeout` or `stop` came first."""

@@ -16,7 +16,9 @@ from pglease.errors import BackendClosed, BackendError, ConfigurationError, Pgle
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import Duration
 from pglease.primitives.configs import LeaderElectionConfig, arguments_of, renew_by
+from pglease.primitives.herald import Herald
 from pglease.records import Granted, Lease, Request
+from pglease.watching import Watch
 
 if TYPE_CHECKING:
     from pglease.client import PGLease
@@ -86,8 +88,8 @@ class LeaderElection:
         on_started: called with the `HeldLease` when a term begins, on a thread of its own; it may work for as long as
             the term lasts. If it raises, the term ends.
         on_stopped: called when a term is over and its lease released; never before a term.
-        on_new_leader: called with the record whenever somebody (also this worker) has become the leader. Needs a store
-            that can be watched.
+        on_new_leader: called with the record whenever somebody (also this worker) has become the leader, and at the
+            beginning if somebody leads; on a thread of its own, while the campaign goes on.
         defer: seconds that this candidate lets others go first when the lease becomes free. Default 0.
 
     Building it does nothing; `start`, a block, `lead` or `run` begin the campaign.
@@ -146,6 +148,7 @@ class LeaderElection:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._term: Term | None = None
+        self._herald: Herald | None = None
         self._stands_back_until = 0.0
         self._listeners: dict[Callable[[], None], None] = {}
 
@@ -179,6 +182,9 @@ class LeaderElection:
                     target=self._campaign, args=(self._stopping,), name="pglease-election", daemon=True
                 )
                 self._thread.start()
+            if self._on_new_leader is not None and self._herald is None and not self._stopping.is_set():
+                self._herald = Herald(self.observe(), self._on_new_leader)
+                self._herald.start()
         return self
 
     def stop(self, timeout: Duration | None = None) -> bool:
@@ -258,6 +264,13 @@ class LeaderElection:
         Needs no campaign, and is kept when a leader resigns (`is_expired()` is then true).
         """
         return self.leases.get_lease(self.name)
+
+    def observe(self) -> Watch:
+        """Watch who leads, without ever being a candidate; needs no campaign.
+
+        An iterator of changes of the election's lease. See `PGLease.watch`.
+        """
+        return self.leases.watch(self.name, poll_interval=min(LONGEST_PAUSE, max(0.1, self._wanted.ttl / 3)))
 
     def wait_for_leader(self, timeout: Duration | None = None) -> bool:
         """Wait until this worker leads; False if `timeout` (seconds; None: for ever) or `stop` came first."""
@@ -398,7 +411,10 @@ class LeaderElection:
             with self._changed:
                 stopping.set()
                 self._thread = None
+                herald, self._herald = self._herald, None
                 self._tell()
+            if herald is not None:
+                herald.close()
 
     def _may_stand(self, stopping: threading.Event) -> bool:
         """Wait until this worker is a candidate; False when the campaign is over."""

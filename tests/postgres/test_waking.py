@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +13,7 @@ import pytest
 from pglease import PostgresBackend
 from pglease.errors import BackendUnavailable
 from pglease.identity import new_lease_id
-from pglease.records import Granted, Ticket
+from pglease.records import Granted, Released, Ticket
 from pglease.schema import table_names
 from pglease.testing.local_pgbouncer import PgBouncer
 from pglease.testing.local_postgres import LocalPostgres
@@ -315,3 +316,36 @@ def test_takers_queuers_and_cleaners_side_by_side_never_deadlock(dsn: str) -> No
     assert len(tokens) == len(set(tokens)) >= 30
     ((after,),) = execute(dsn, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
     assert after == before
+
+
+def test_a_release_gets_its_turn_though_the_row_is_always_locked_by_somebody(dsn: str) -> None:
+    with store(dsn) as backend:
+        _, lease_id = grant(backend, "job")
+        over = threading.Event()
+
+        def lock_again_and_again() -> None:
+            with psycopg.connect(dsn, autocommit=True) as link:
+                while not over.is_set():
+                    with link.transaction():
+                        link.execute("SELECT 1 FROM pglease_leases WHERE task_name = 'job' FOR UPDATE")
+                        link.execute("SELECT pg_sleep(0.02)")
+
+        crowd = [threading.Thread(target=lock_again_and_again) for _ in range(4)]
+        try:
+            for one in crowd:
+                one.start()
+            wait_until(lambda: waits_for_locks(dsn) >= 3)
+
+            assert isinstance(backend.release("job", lease_id, budget()), Released)
+        finally:
+            over.set()
+            for one in crowd:
+                one.join(30)
+
+
+def waits_for_locks(dsn: str) -> int:
+    ((count,),) = execute(
+        dsn,
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+    )
+    return int(count)

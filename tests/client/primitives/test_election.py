@@ -397,3 +397,61 @@ def test_a_signal_handler_may_stop_it_whatever_it_has_interrupted(leases):
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(interrupted).result(SOON)
+
+
+# -- who leads ---------------------------------------------------------------------------------------------------------
+
+
+def test_everybody_who_campaigns_is_told_of_each_new_leader(store):
+    told: dict[str, list[tuple[str, int]]] = {"web-1": [], "web-2": []}
+    with ExitStack() as life:
+        candidates = [
+            life.enter_context(
+                store.client(owner).leader_election(
+                    "role",
+                    on_new_leader=lambda record, owner=owner: told[owner].append((record.holder, record.fencing_token)),
+                )
+            )
+            for owner in told
+        ]
+        leader, other = leader_of(candidates)
+        terms = [(leader.leases.owner_id, 1), (other.leases.owner_id, 2)]
+        wait_until(lambda: all(heard == terms[:1] for heard in told.values()), within=SOON)
+
+        leader.step_down()
+
+        wait_until(lambda: all(heard == terms for heard in told.values()), within=SOON)
+    assert list(told.values()) == [terms, terms]
+
+
+def test_a_callback_that_fails_is_called_for_the_next_leader_and_not_after_the_end(store, caplog):
+    told = []
+
+    def fail(record) -> None:
+        told.append(record.fencing_token)
+        raise ValueError("a defect")
+
+    election = store.client("web").leader_election("role", on_new_leader=fail)
+    with election:
+        wait_until(lambda: told == [1] and election.is_leader, within=SOON)
+        election.step_down(cooldown=0)
+        wait_until(lambda: told == [1, 2], within=SOON)
+    assert "on_new_leader failed for 'role'" in caplog.text
+
+    assert store.rival("other").try_acquire("role")
+
+    assert election._herald is None
+    assert told == [1, 2]
+
+
+def test_an_observer_sees_who_leads_and_never_does(store):
+    observer = store.rival("observer").leader_election("role")
+    with observer.observe() as changes, store.client("web").leader_election("role") as election:
+        assert election.wait_for_leader(SOON)
+        change = changes.next(SOON)
+        assert (change.kind in {"present", "acquired"}, change.lease.holder) == (True, "web")
+        election.stop()
+        assert changes.next(SOON).kind == "released"
+
+    assert not observer.is_leader
+    assert observer.record.holder == "web"
