@@ -397,7 +397,9 @@ class HeldLease:
         One statement on your connection, one round trip. Heartbeats and releases pass meanwhile; nobody else is granted
         the name until your transaction has ended. Where the hold is no longer current the server itself refuses, and
         with it everything that the transaction has written before. Whatever this process still believes plays no part,
-        and a guard never makes it believe any longer.
+        and a guard never makes it believe any longer. Where another session has the row locked against it (a takeover
+        under way, a stranger's FOR UPDATE) it waits for half a second, or for as long as your `lock_timeout` if that is
+        shorter.
 
         `lease.guard(connection)` is a call. `with lease.guard(connection):` proves once more on leaving, if what was
         proved was undone by rolling back to a savepoint older than the guard. On asynchronous connections it is awaited
@@ -417,7 +419,7 @@ class HeldLease:
             ConfigurationError: the store cannot fence (trait `transactional_fencing`); a connection of another kind, in
                 autocommit mode, of another database or server than the lease's, in a READ ONLY or failed transaction,
                 or with a snapshot from before the guard.
-            BackendUnavailable: it could not be said, for instance since another session has the row locked; the
+            BackendUnavailable: it could not be said, for instance since another session kept the row locked; the
                 transaction is aborted.
         """
         hold = self._hold

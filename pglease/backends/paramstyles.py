@@ -41,13 +41,13 @@ class Statement:
         self._forms: dict[str, tuple[Any, list[str] | None]] = {}
 
     def written(self, style: str, values: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return text and parameters in a driver's style; "bytes" is "format", encoded.
+        """Return text and parameters in a driver's style; "bytes" is "pyformat", encoded.
 
         That is for psycopg, which would encode and hash a long text anew for each call.
         """
         form = self._forms.get(style)
         if form is None:
-            sql, order = _form(self._sql, "format" if style == "bytes" else style, 1)
+            sql, order = _form(self._sql, "pyformat" if style == "bytes" else style, 1)
             form = self._forms[style] = (sql.encode() if style == "bytes" else sql, order)
         text, order = form
         return text, values if order is None else [values[name] for name in order]

@@ -33,7 +33,7 @@ from pglease.backends.postgres_rows import answer_in, lease_in, written
 from pglease.backends.postgres_sql import LONGEST_LOCK_WAIT, Statements
 from pglease.backends.postgres_waiting import Listening
 from pglease.backends.settling import Settling
-from pglease.errors import BackendClosed, BackendError, BackendMisconfigured, BackendUnavailable
+from pglease.errors import BackendError, BackendMisconfigured, BackendUnavailable
 from pglease.records import (
     Adoption,
     Claim,
@@ -372,20 +372,14 @@ class PostgresBackend:
 
     def guard(self, claim: Claim, connection: Any, *, idle: float = 60.0) -> Guard:
         """See `Backend.guard`. For psycopg, psycopg2, SQLAlchemy, Django and asyncpg."""
-        self._refuse_if_closed()
         return postgres_fencing.guard(claim, connection, self._whereabouts, idle)
 
     def fence_sql(self, claim: Claim, paramstyle: ParamStyle, *, start: int = 1) -> Fence:
         """See `Backend.fence_sql`."""
-        self._refuse_if_closed()
         return postgres_guard.fence(self._whereabouts.find(), claim, paramstyle, start)
 
     def _look_around(self) -> postgres_guard.Place:
         return self._converse(lambda link, _: postgres_guard.find(link, self._names), self._budget(10.0))
-
-    def _refuse_if_closed(self) -> None:
-        if self._closing.is_set():
-            raise BackendClosed("the backend is closed")
 
     # -- what waiters rest on ------------------------------------------------------------------------------------------
 
@@ -488,6 +482,7 @@ class PostgresBackend:
     def close(self) -> None:
         """See `Backend.close`."""
         self._closing.set()
+        self._whereabouts.forget()
         self._listening.close()
         self.connections.close()
 

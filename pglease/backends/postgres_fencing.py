@@ -26,7 +26,7 @@ class Whereabouts:
     def __init__(self, look: Callable[[], Place]) -> None:
         self._look = look
         self.known: Place | None = None
-        self._statements: dict[tuple[float, bool], Statement] = {}
+        self._statements: dict[tuple[float, bool, bool], Statement] = {}
 
     def find(self) -> Place:
         """Return it; the first time in this process, ask."""
@@ -35,12 +35,12 @@ class Whereabouts:
             place = self.known = self._look()
         return place
 
-    def statement(self, idle: float, *, again: bool) -> Statement:
+    def statement(self, idle: float, *, again: bool, patient: bool) -> Statement:
         """Return the guarding statement for it, written once for each length of idling."""
-        known = self._statements.get((idle, again))
+        known = self._statements.get((idle, again, patient))
         if known is None:
-            known = Statement(postgres_guard.guard(self.find(), idle, again=again))
-            self._statements[idle, again] = known
+            known = Statement(postgres_guard.guard(self.find(), idle, again=again, patient=patient))
+            self._statements[idle, again, patient] = known
         return known
 
     def forget(self) -> None:
@@ -59,8 +59,6 @@ class _Proof:
         self._claim = claim
         self._whereabouts = whereabouts
         self._idle = idle
-        if (state := caller.state(connection)) != OPEN:
-            refuse_unfit(state)
 
     def _explained(self, error: Exception) -> PgleaseError:
         """Return what a refusal means."""
@@ -80,20 +78,20 @@ class _Proof:
 
 
 class PostgresGuard(_Proof):
-    """A guard on a synchronous connection: proved when it is made."""
+    """A guard on a synchronous connection: proved by whoever makes it."""
 
     __slots__ = ()
 
-    def __init__(self, claim: Claim, caller: Caller, connection: Any, whereabouts: Whereabouts, idle: float) -> None:
-        super().__init__(claim, caller, connection, whereabouts, idle)
-        self._prove(again=False)
-
-    def _prove(self, *, again: bool) -> None:
-        statement = self._whereabouts.statement(self._idle, again=again)
-        try:
-            self._caller.run(self._connection, statement, postgres_guard.params(self._claim))
-        except Exception as error:
-            raise self._explained(error) from error
+    def prove(self, *, again: bool = False) -> None:
+        """Ask the server, which refuses what is not current; twice where no row could be locked at once."""
+        for patient in (False, True):
+            statement = self._whereabouts.statement(self._idle, again=again, patient=patient)
+            try:
+                row = self._caller.run(self._connection, statement, postgres_guard.params(self._claim))
+            except Exception as error:
+                raise self._explained(error) from error
+            if row[0] == 1:
+                return
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +101,7 @@ class PostgresGuard(_Proof):
     ) -> None:
         if self._is_needed_again(error):
             try:
-                self._prove(again=True)
+                self.prove(again=True)
             except PgleaseError as refused:
                 _tell(refused, error)
 
@@ -125,7 +123,6 @@ class AsyncPostgresGuard(_Proof):
     __slots__ = ("_proved",)
 
     def __init__(self, claim: Claim, caller: Caller, connection: Any, whereabouts: Whereabouts, idle: float) -> None:
-        self._proved = True  # until there is something to await
         super().__init__(claim, caller, connection, whereabouts, idle)
         self._proved = False
 
@@ -133,11 +130,14 @@ class AsyncPostgresGuard(_Proof):
         self._proved = True
         if self._whereabouts.known is None:
             await asyncio.to_thread(self._whereabouts.find)
-        statement = self._whereabouts.statement(self._idle, again=again)
-        try:
-            await self._caller.run(self._connection, statement, postgres_guard.params(self._claim))
-        except Exception as error:
-            raise self._explained(error) from error
+        for patient in (False, True):
+            statement = self._whereabouts.statement(self._idle, again=again, patient=patient)
+            try:
+                row = await self._caller.run(self._connection, statement, postgres_guard.params(self._claim))
+            except Exception as error:
+                raise self._explained(error) from error
+            if row[0] == 1:
+                return
 
     async def _proven(self) -> Self:
         if not self._proved:
@@ -181,8 +181,13 @@ class AsyncPostgresGuard(_Proof):
 def guard(claim: Claim, connection: Any, whereabouts: Whereabouts, idle: float) -> PostgresGuard | AsyncPostgresGuard:
     """Prove a hold on a caller's connection, or return what proves it when awaited."""
     caller = caller_of(connection)
-    kind = AsyncPostgresGuard if caller.is_async else PostgresGuard
-    return kind(claim, caller, connection, whereabouts, idle)
+    if (state := caller.state(connection)) != OPEN:
+        refuse_unfit(state)
+    if caller.is_async:
+        return AsyncPostgresGuard(claim, caller, connection, whereabouts, idle)
+    proof = PostgresGuard(claim, caller, connection, whereabouts, idle)
+    proof.prove()
+    return proof
 
 
 def _tell(refused: PgleaseError, error: BaseException | None) -> None:

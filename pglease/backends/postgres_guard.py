@@ -41,6 +41,9 @@ LONGEST = "1h"
 """How long a guarded transaction may take in all, from PostgreSQL 17 on."""
 SHORTEST_IDLE = 1.0
 """Seconds that a guarded transaction may lie idle, however short the ttl."""
+PATIENCE = "500ms"
+"""How long a guard waits for whoever has the row locked against it. Only a takeover does, for a millisecond, or a
+stranger; shorter than `deadlock_timeout` usually is, so that nobody is ended as a victim because of a guard."""
 
 # Where a lease is: asked once, on our own connection. `started` tells one running server from all others at no cost;
 # the system identifier, which takes reading a file, is only asked for when that differs. ISO 8601, since the caller's
@@ -54,34 +57,43 @@ FROM pg_catalog.pg_class c WHERE c.oid = '{leases}'::pg_catalog.regclass
 """
 _SYSTEM = "(SELECT system_identifier FROM pg_catalog.pg_control_system())"
 
-# guard: C18. Locks first and judges afterwards. NOWAIT: only a takeover in flight locks a row so, and that of a hold
-# that is over, or a stranger: waiting would help neither. KEY SHARE lets renewals and releases pass and keeps takeovers
+# guard: C18. Locks first, and reads the clock afterwards. KEY SHARE lets renewals and releases pass and keeps takeovers
 # out, since those change a key. A hold that has lapsed is refused though nobody took it, or guards that overlap could
 # keep a successor out for ever. Behind a snapshot of its own, KEY SHARE locks and shows a version of the row that a
 # release may have replaced: there it must be the last one. The mark is local: a rollback to a savepoint older than the
 # guard takes both away, the lock and the mark.
+#
+# No such row that could be locked at once is neither a proof nor a refusal (the answer is NULL, and there is no mark):
+# the same is asked once more, patiently. Nobody else pays for the lock timeout.
 _GUARD = """
-WITH locked AS MATERIALIZED (
-  SELECT l.lease_id, l.expires_at, l.ctid AS place FROM {leases} l
-  WHERE l.task_name {eq} %(name)s::pg_catalog.text AND l.fencing_token {eq} %(token)s::pg_catalog.text::pg_catalog.int8
-        {unless}
-  FOR KEY SHARE NOWAIT
-)
-SELECT 1 {per} CASE WHEN
-    CASE {unasked} WHEN pg_catalog.pg_relation_filepath('{leases}'::pg_catalog.regclass) {eq} '{path}'
+SELECT 1 {per} CASE {unless_marked} WHEN
+    CASE WHEN pg_catalog.pg_relation_filepath('{leases}'::pg_catalog.regclass) {eq} '{path}'
          AND pg_catalog.pg_postmaster_start_time() {eq} '{started}'::pg_catalog.timestamptz
          AND pg_catalog.current_setting('transaction_isolation') {eq} 'read committed' {unbounded}
-    THEN {bound} ELSE pg_catalog.ts_rewrite('a'::pg_catalog.tsquery, '{closer}') IS NOT NULL END
-  AND ({kept} EXISTS (SELECT FROM locked k WHERE k.lease_id {eq} %(lease_id)s::pg_catalog.text::pg_catalog.uuid
-                      AND k.expires_at {gt} pg_catalog.clock_timestamp()
-                      AND {last}))
-  AND pg_catalog.set_config('pglease.guard', %(lease_id)s::pg_catalog.text, true) IS NOT NULL
-THEN 1 ELSE 0 END
+    THEN {bound} ELSE pg_catalog.ts_rewrite('a'::pg_catalog.tsquery, '{closer}') IS NOT NULL END {hurry}
+  THEN CASE (
+      SELECT CASE WHEN l.lease_id {eq} %(lease_id)s::pg_catalog.text::pg_catalog.uuid AND {last}
+             THEN l.expires_at ELSE '-infinity' END
+      FROM {leases} l
+      WHERE l.task_name {eq} %(name)s::pg_catalog.text
+        AND l.fencing_token {eq} %(token)s::pg_catalog.text::pg_catalog.int8
+      FOR KEY SHARE {unless_locked}
+    ) {gt} pg_catalog.clock_timestamp()
+    WHEN true THEN CASE WHEN
+      pg_catalog.set_config('pglease.guard', %(lease_id)s::pg_catalog.text, true) IS NOT NULL {calm} THEN 1 END
+    {refused} END
+  ELSE 0 END {own}
 """
 
 _MARKED = "coalesce(pg_catalog.current_setting('pglease.guard', true), '') {eq} %(lease_id)s::pg_catalog.text"
 _LAST = """CASE WHEN pg_catalog.current_setting('transaction_isolation') {eq} 'read committed' THEN true
-                          ELSE pg_catalog.currtid2('{leases}', k.place) {eq} k.place END"""
+                  ELSE pg_catalog.currtid2('{leases}', {place}) {eq} {place} END"""
+
+# The patient way: a short lock timeout, for this statement alone, unless the caller's own is shorter still.
+_OWN = "FROM pg_catalog.current_setting('lock_timeout') AS own"
+_HURRY = """AND CASE WHEN own::pg_catalog.interval {eq} '0' OR own::pg_catalog.interval {gt} '{patience}'
+        THEN pg_catalog.set_config('lock_timeout', '{patience}', true) ELSE own END IS NOT NULL"""
+_CALM = "AND pg_catalog.set_config('lock_timeout', own, true) IS NOT NULL"
 
 # Looks closer: at another server or database, behind a snapshot from before the guard, and where the caller has bounds
 # of his own, which are only ever lowered. Of a transaction with a snapshot, an earlier statement is known by the locks
@@ -156,13 +168,16 @@ def find(link: Link, names: TableNames) -> Place:
     return Place(names.leases, path, database, started, has_transaction_timeout, relations, system)
 
 
-def guard(place: Place, idle: float, *, again: bool = False) -> str:
+def guard(place: Place, idle: float, *, again: bool = False, patient: bool = False) -> str:
     """Return the guarding statement, with the parameters `name`, `token` and `lease_id`.
+
+    Its answer is 1, or NULL where no such row could be locked at once; a patient one waits, and refuses.
 
     Args:
         place: where the leases are.
         idle: seconds that the guarded transaction may lie idle.
         again: whether it is to pass unasked where the mark of this hold's guard is still in place.
+        patient: whether it is to wait for whoever has the row locked, for `PATIENCE` at most.
     """
     bounds = {"idle_in_transaction_session_timeout": f"{_milliseconds(idle)}ms"}
     if place.has_transaction_timeout:
@@ -183,10 +198,13 @@ def guard(place: Place, idle: float, *, again: bool = False) -> str:
             f"pg_catalog.set_config('{name}', '{most}', true) IS NOT NULL" for name, most in bounds.items()
         ),
         closer=closer.replace("'", "''"),
-        unless=f"AND NOT ({marked})" if again else "",
-        unasked=f"WHEN {marked} THEN true" if again else "",
-        kept=f"{marked} OR" if again else "",
-        last=_LAST.format(leases=place.leases, **_OPERATORS),
+        unless_marked=f"WHEN {marked} THEN 1" if again else "",
+        unless_locked="" if patient else "SKIP LOCKED",
+        hurry=_HURRY.format(patience=PATIENCE, **_OPERATORS) if patient else "",
+        calm=_CALM if patient else "",
+        own=_OWN if patient else "",
+        refused="ELSE 0" if patient else "WHEN false THEN 0",
+        last=_LAST.format(leases=place.leases, place="l.ctid", **_OPERATORS),
         **_OPERATORS,
     )
 
@@ -208,7 +226,7 @@ def _here(place: Place) -> str:
 
 def fence(place: Place, claim: Claim, style: ParamStyle, start: int) -> Fence:
     """Return the predicate for a claim, in one driver's style."""
-    last = _LAST.format(leases=place.leases, **_OPERATORS)
+    last = _LAST.format(leases=place.leases, place="k.place", **_OPERATORS)
     sql = _FENCE.format(leases=place.leases, here=_here(place), last=last, **_OPERATORS)
     values = {
         "pglease_name": claim.name,
@@ -246,7 +264,7 @@ def refusal(error: BaseException, claim: Claim) -> FencedError | ConfigurationEr
         return aborted(claim)
     if state == LOCK_NOT_AVAILABLE:
         return BackendUnavailable(
-            f"{what} cannot be guarded just now: another session has its row locked, as a takeover does"
+            f"{what} cannot be guarded just now: another session has its row locked, and waiting did not help"
         )
     return translated(error, str, sent=False)
 

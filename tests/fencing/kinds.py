@@ -38,6 +38,10 @@ class Session:
     def execute(self, statement: str) -> None:
         self.raw.execute(statement)
 
+    def scalar(self, statement: str) -> Any:
+        """Return the one value that a query answers."""
+        return self.raw.execute(statement).fetchone()[0]
+
     def write(self, text: str) -> None:
         """Change the report."""
         self.execute(write_of(text))
@@ -275,6 +279,9 @@ class AsyncPsycopg(Async):
 class Asyncpg(Async):
     async def opened(self) -> None:
         self.raw = await asyncpg.connect(self.dsn)
+
+    def scalar(self, statement: str) -> Any:
+        return self.run(self.raw.fetchval(statement))
 
     def begin(self) -> None:
         self.transaction = self.raw.transaction()
