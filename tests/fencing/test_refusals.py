@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -19,11 +21,12 @@ from pglease.backends import postgres_guard, postgres_schema
 from pglease.backends.memory import MemoryBackend
 from pglease.backends.postgres import PostgresBackend
 from pglease.errors import BackendClosed
+from pglease.records import Released
 from pglease.schema import table_names
 from pglease.testing.local_postgres import LocalPostgres
 from tests.fencing.kinds import ALCHEMY_DRIVERS, ALCHEMY_IS_OLD, Session, address, django_alias
 from tests.support.server import RunServer
-from tests.support.worlds import execute, expire, locked_row, steal, wait_until
+from tests.support.worlds import budget, execute, expire, locked_row, steal, wait_until
 
 pytestmark = pytest.mark.matrix
 
@@ -604,6 +607,47 @@ def test_a_store_that_cannot_fence_says_so() -> None:
             lease.guard(None)
         with pytest.raises(ConfigurationError, match="transactional_fencing"):
             lease.fence_sql()
+
+
+def _release_into_min_hold(lease: HeldLease, dsn: str) -> None:
+    backend = PostgresBackend(dsn)
+    assert isinstance(backend.release("job", lease._hold.lease_id, budget(), min_hold=60), Released)
+    backend.close()
+
+
+ENDS: dict[str, Callable[[HeldLease, str], object]] = {
+    "released, and waited out": _release_into_min_hold,
+    "forced": lambda _lease, dsn: execute(dsn, "UPDATE pglease_leases SET lease_id = NULL"),
+    "over": lambda _lease, dsn: expire(dsn, "job"),
+    "taken": lambda _lease, dsn: steal(dsn, "job"),
+    "unknown to the store": lambda _lease, dsn: execute(dsn, "DELETE FROM pglease_leases"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_however_a_hold_has_ended_its_guard_is_refused_and_its_fence_matches_no_row(
+    lease: HeldLease, connection: psycopg.Connection, dsn: str, end: str
+) -> None:
+    ENDS[end](lease, dsn)
+    assert lease.held, "this test is about what the server says"
+
+    assert not matches(connection, lease)
+    with pytest.raises(FencedError):
+        lease.guard(connection)
+
+
+def test_a_guard_is_one_statement_and_one_round_trip(
+    lease: HeldLease, connection: psycopg.Connection, tmp_path: Path
+) -> None:
+    lease.guard(connection)  # from now on it is known where the lease is
+    with (tmp_path / "trace").open("w+") as said:
+        connection.pgconn.trace(said.fileno())
+        lease.guard(connection)
+        connection.pgconn.untrace()
+        said.seek(0)
+        messages = re.findall(r"\t[FB]\t\d+\t(\w+)", said.read())
+
+    assert messages.count("Execute") == messages.count("ReadyForQuery") == 1
 
 
 def test_a_hold_of_a_closed_client_is_over(lease: HeldLease, leases: PGLease, connection: psycopg.Connection) -> None:
