@@ -15,10 +15,12 @@ class Bell(threading.Event):
     the client while the thread it had interrupted was about to wait would wait for itself.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self) -> None:  # not the parent's: its condition is not used here, and costs more than a whole hold
         self._rung = False
         self._callbacks: dict[Callable[[], None], None] = {}
+
+    def __repr__(self) -> str:
+        return f"<Bell: {'set' if self._rung else 'unset'}>"
 
     def is_set(self) -> bool:
         """Tell whether it has rung."""

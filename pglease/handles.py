@@ -63,7 +63,6 @@ class Hold:
         self.term = term
         self.lease_id = lease_id
         self.name: Final = wanted.name
-        self.claim: Final = Claim(wanted.name, lease_id, term.lease.fencing_token)
         self.wanted = wanted
         self.ttl = wanted.ttl
         self.margin = margin
@@ -88,6 +87,11 @@ class Hold:
         self.renewing = threading.RLock()  # one renewal by hand at a time
         self.handle: weakref.ref[HeldLease] | None = None
         self._lock = threading.RLock()
+
+    @property
+    def claim(self) -> Claim:
+        """What guards of it are asked with."""
+        return Claim(self.name, self.lease_id, self.term.lease.fencing_token)
 
     @property
     def due(self) -> float:
@@ -218,7 +222,7 @@ class Hold:
     def shorten(self, until: float) -> None:
         """Believe no longer than `until`, since the store may soon be told to end it earlier."""
         with self._lock:
-            self.term = replace(self.term, trusted_until=min(self.term.trusted_until, until))
+            self.term = self.term._replace(trusted_until=min(self.term.trusted_until, until))
         watchdog.watch(self)
 
     def lose_in_release(self, loss: Loss) -> None:

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from pglease.errors import ConfigurationError
 
@@ -92,8 +93,7 @@ class Lease:
         return not self.is_expired(at) and (at - self.heartbeat_at).total_seconds() > heartbeat_timeout
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One acquisition: the question a backend is asked.
 
     `lease_id` (32 hex digits) is chosen before the first byte is sent, so that a retry recognises its own grant (C13)
@@ -105,7 +105,7 @@ class Request:
     owner_id: str
     lease_id: str
     ttl: float
-    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    metadata: Mapping[str, Any] = MappingProxyType({})
     ticket_id: str | None = None
 
 

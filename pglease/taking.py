@@ -13,7 +13,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -197,7 +196,7 @@ class Taking:
         """Return the steps; `asked` ends with what was asked last."""
 
         def anew(request: Request) -> Request:
-            asked.append(replace(request, lease_id=identity.new_lease_id()))
+            asked.append(request._replace(lease_id=identity.new_lease_id()))
             return asked[-1]
 
         if wanted.adopts is not None:

@@ -9,14 +9,13 @@ expiry cannot come before `sent_at + granted`; the margin pays for clocks that r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pglease.bonds import Bond
 from pglease.records import Lease
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(NamedTuple):
     """One confirmed stretch of a hold. A renewal makes a new one.
 
     Attributes:

@@ -11,8 +11,7 @@ import builtins
 import json
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -195,7 +194,8 @@ class MemoryBackend(FencesNothing):
 
     def try_acquire(self, request: Request, budget: Budget) -> Granted | Refused:
         """Ask for a name once."""
-        with self._looking(budget) as now:
+        with self._store.lock:
+            now = self._now(budget)
             row = self._store.rows.get(request.name)
             if row is not None and not row.over(now):
                 lease = row.record(request.name, now)
@@ -222,7 +222,8 @@ class MemoryBackend(FencesNothing):
 
     def renew(self, renewals: Sequence[Renewal], budget: Budget) -> builtins.list[RenewalOutcome]:
         """Extend many holds; the outcomes stand in the order of `renewals`."""
-        with self._looking(budget) as now:
+        with self._store.lock:
+            now = self._now(budget)
             return [self._renew(renewal, now) for renewal in renewals]
 
     def _renew(self, renewal: Renewal, now: datetime) -> RenewalOutcome:
@@ -234,7 +235,8 @@ class MemoryBackend(FencesNothing):
 
     def release(self, name: str, lease_id: str, budget: Budget, *, min_hold: float = 0.0) -> ReleaseOutcome:
         """End one hold, at once or at `acquired_at + min_hold`; one that lapsed is `Gone`, and given back."""
-        with self._looking(budget) as now:
+        with self._store.lock:
+            now = self._now(budget)
             row = self._store.rows.get(name)
             outcome: ReleaseOutcome = Released()
             if row is None or not row.held_by(lease_id, now):
@@ -248,7 +250,8 @@ class MemoryBackend(FencesNothing):
 
     def force_release(self, name: str, fencing_token: int, budget: Budget) -> bool:
         """End whoever holds `name` under that token, also a hold that is only waited out (`min_hold`)."""
-        with self._looking(budget) as now:
+        with self._store.lock:
+            now = self._now(budget)
             row = self._store.rows.get(name)
             if row is None or row.over(now) or row.fencing_token != fencing_token:
                 return False
@@ -258,7 +261,8 @@ class MemoryBackend(FencesNothing):
 
     def adopt(self, adoption: Adoption, budget: Budget) -> Granted | Gone:
         """Let a running hold go on as the next one."""
-        with self._looking(budget) as now:
+        with self._store.lock:
+            now = self._now(budget)
             row = self._store.rows.get(adoption.name)
             if row is not None and row.held_by(adoption.next_id, now):
                 return Granted(row.record(adoption.name, now))
@@ -273,7 +277,8 @@ class MemoryBackend(FencesNothing):
 
     def set_metadata(self, name: str, lease_id: str, metadata: Mapping[str, Any], budget: Budget) -> Held | Gone:
         """Replace the metadata of a running hold."""
-        with self._looking(budget) as now:
+        with self._store.lock:
+            now = self._now(budget)
             row = self._store.rows.get(name)
             if row is None or not row.held_by(lease_id, now):
                 return _gone(name, lease_id, row, now)
@@ -282,13 +287,15 @@ class MemoryBackend(FencesNothing):
 
     def get(self, name: str, budget: Budget) -> Lease | None:
         """Read the record of the present or the last hold."""
-        with self._looking(budget) as now:
+        with self._store.lock:
+            now = self._now(budget)
             row = self._store.rows.get(name)
             return row.record(name, now) if row else None
 
     def list(self, prefix: str, budget: Budget, *, ended: bool = False) -> builtins.list[Lease]:
         """Read the records of all names that begin with `prefix`, ordered by name."""
-        with self._looking(budget) as now:
+        with self._store.lock:
+            now = self._now(budget)
             return [
                 row.record(name, now)
                 for name, row in sorted(self._store.rows.items())
@@ -297,7 +304,8 @@ class MemoryBackend(FencesNothing):
 
     def cleanup(self, older_than: float, budget: Budget) -> int:
         """Delete the records of holds that ended more than `older_than` seconds ago; new names start above."""
-        with self._looking(budget) as now:
+        with self._store.lock:
+            now = self._now(budget)
             rows, before = self._store.rows, now - timedelta(seconds=older_than)
             doomed = [name for name, row in rows.items() if row.over(before) and not row.line.live(now)]
             for name in doomed:
@@ -306,7 +314,8 @@ class MemoryBackend(FencesNothing):
 
     def listen(self, budget: Budget) -> _Subscription:
         """Begin to hear of marked names."""
-        with self._looking(budget):
+        with self._store.lock:
+            self._now(budget)
             subscription = _Subscription(self._store)
             self._subscriptions = [each for each in self._subscriptions if each in self._store.listeners]
             self._subscriptions.append(subscription)
@@ -314,7 +323,8 @@ class MemoryBackend(FencesNothing):
 
     def mark(self, name: str, seconds: float, budget: Budget) -> bool:
         """Note that somebody waits for `name` for the next `seconds`."""
-        with self._looking(budget) as now:
+        with self._store.lock:
+            now = self._now(budget)
             row = self._store.rows.get(name)
             if row is not None:
                 row.line.marked_until = max(row.line.marked_until, now + timedelta(seconds=seconds))
@@ -322,7 +332,8 @@ class MemoryBackend(FencesNothing):
 
     def queue(self, ticket: Ticket, budget: Budget) -> Place | None:
         """Take a place in the queue, or renew it."""
-        with self._looking(budget) as now:
+        with self._store.lock:
+            now = self._now(budget)
             row = self._store.rows.get(ticket.name)
             if row is None:
                 return None
@@ -337,7 +348,8 @@ class MemoryBackend(FencesNothing):
 
     def leave_queue(self, name: str, ticket_id: str, budget: Budget) -> bool:
         """Give a place up; False when there was none."""
-        with self._looking(budget) as now:
+        with self._store.lock:
+            now = self._now(budget)
             row = self._store.rows.get(name)
             if row is None or not row.line.drop(ticket_id):
                 return False
@@ -355,13 +367,12 @@ class MemoryBackend(FencesNothing):
         while self._subscriptions:
             self._subscriptions.pop().close()
 
-    @contextmanager
-    def _looking(self, budget: Budget) -> Iterator[datetime]:
+    def _now(self, budget: Budget) -> datetime:
+        """Read the store's clock; its lock is held."""
         budget.sending()
-        with self._store.lock:
-            if self._closed:
-                raise BackendClosed("this memory store was closed")
-            yield self._store.now()
+        if self._closed:
+            raise BackendClosed("this memory store was closed")
+        return self._store.now()
 
 
 def _written(metadata: Mapping[str, Any]) -> str:

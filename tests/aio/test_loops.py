@@ -288,6 +288,56 @@ def test_however_a_program_ends_it_leaves_no_lease_and_says_nothing(dsn, script)
     wait_until(lambda: execute(dsn, f"SELECT to_regclass('{TABLE}')") == [(None,)] or is_free(dsn, "job"))
 
 
+def test_a_program_that_ends_without_python_hearing_of_it_holds_its_lease_for_no_longer_than_the_ttl(dsn):
+    """`os._exit` runs no finalizer: nothing is released, and nothing is left behind that would renew."""
+    script = """
+        import os
+        async def main():
+            async with AsyncPGLease(dsn) as leases:
+                async with leases.acquire("job", ttl=1.5):
+                    await asyncio.sleep(2)  # it was renewed
+                    os._exit(3)
+        asyncio.run(main())
+    """
+    code, complaints, _ = program(script, dsn)
+
+    assert (code, without_slowness(complaints)) == (3, "")
+    ((left,),) = execute(dsn, f"SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 FROM {TABLE}")
+    assert left < 1.5
+    wait_until(lambda: is_free(dsn, "job"), within=30)
+
+
+STUBBORN = {
+    "swallows its cancellation": """
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                pass
+    """,
+    "blocks the loop": "time.sleep(60)",
+}
+
+
+@pytest.mark.parametrize("body", STUBBORN.values(), ids=STUBBORN)
+def test_a_process_whose_body_heeds_nothing_can_be_ended_by_its_callback(dsn, body):
+    """`on_lease_lost` runs on a thread of its own, so that it needs neither the loop nor the body's consent."""
+    script = f"""
+import os
+leases = AsyncPGLease(dsn, on_lease_lost=lambda name: os._exit(76))
+async def use():
+    async with leases.acquire("job", ttl=600, on_lost="cancel") as lease:
+        PGLease(dsn).force_release("job", lease.fencing_token)
+        leases.client.heartbeat_manager.try_to_extend(lease._lease._hold)  # it hears of that now and not in 200 s
+{textwrap.indent(textwrap.dedent(body), " " * 8)}
+asyncio.run(use())
+"""
+
+    code, complaints, _ = program(script, dsn)
+
+    assert code == 76, complaints
+
+
 def test_a_program_that_gave_up_on_a_silent_store_ends(dsn, proxy):
     """`asyncio.run` comes to its end, and so does the process: no thread is waited for that waits for the store."""
     script = """
