@@ -162,7 +162,7 @@ def test_a_forked_child_starts_with_an_empty_store_though_a_thread_was_inside_it
     inside, leave = threading.Event(), threading.Event()
 
     def linger() -> None:
-        with backend._looking(budget()):
+        with backend._store.lock:
             inside.set()
             leave.wait(30)
 

@@ -18,7 +18,8 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
@@ -102,7 +103,6 @@ _PREFIX = re.compile(r"[^\x00-\x20\x7f{}]{1,64}\Z")
 _TAGGED = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D"})
 """What could end a hash tag early, and the sign that marks it."""
 _GLOB = re.compile(rb"([*?\[\]\\^-])")
-_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 _ENDS = tuple(f"}}:{key}".encode() for key in KEYS)
 _RECORD = _ENDS[0]
 _REASONS: dict[bytes, LossReason] = {
@@ -533,9 +533,10 @@ class _Keys:
             raise ConfigurationError(f"prefix must be 1 to 64 characters without blanks and braces, not {prefix!r}")
         self._head = f"{prefix}:{LAYOUT}:{{".encode()
         self.channel = f"{prefix}:{LAYOUT}:changes"
+        self.of = lru_cache(maxsize=1024)(self._of)
+        """Returns the keys of a name: that of its record first, that of its counter second."""
 
-    def of(self, name: str) -> tuple[bytes, ...]:
-        """Return the keys of a name: that of its record first, that of its counter second."""
+    def _of(self, name: str) -> tuple[bytes, ...]:
         tag = self._head + name.translate(_TAGGED).encode()
         return tuple([tag + end for end in _ENDS])
 
@@ -566,7 +567,7 @@ def _gone(name: str, answer: Sequence[Any]) -> Gone:
 
 def _lease(name: str, answer: Sequence[Any]) -> Lease:
     """Read what `tell` in `redis_lua` returns, the verdict first."""
-    _, owner, token, transitions, metadata, acquired, heartbeat, expires, seen, ended = answer
+    _, owner, token, transitions, acquired, heartbeat, expires, metadata, seen, ended = answer
     return Lease(
         task_name=name,
         owner_id=owner.decode(errors="replace"),
@@ -587,8 +588,8 @@ def _written(metadata: Mapping[str, Any]) -> str:
 
 def _moment(microseconds: bytes) -> datetime:
     try:
-        return _BEGINNING + timedelta(microseconds=int(microseconds))
-    except OverflowError:  # a record written by hand; reading it must not fail
+        return datetime.fromtimestamp(int(microseconds) / 1e6, UTC)  # exact: a double holds more than that until 2242
+    except (OverflowError, ValueError, OSError):  # a record written by hand; reading it must not fail
         return datetime.max.replace(tzinfo=UTC)
 
 

@@ -181,9 +181,14 @@ def _with_socket(kind: Hashable) -> type[Any]:
     """Return redis-py's connection, with what it keeps to itself: its socket."""
 
     class Connection(kind):  # type: ignore[misc,valid-type]
-        def number(self) -> int:
-            """Return the descriptor of its socket."""
-            return int(self._sock.fileno())
+        @property
+        def source(self) -> Any:
+            """Its socket."""
+            return self._sock
+
+        def explained(self, text: str) -> Any:
+            """Return redis-py's exception for an error of the server's."""
+            return self._parser.parse_error(text)
 
         def unbounded(self) -> None:
             """Wait for answers without a time-out of its own: a cutoff ends what takes too long."""

@@ -1,7 +1,7 @@
 """Where connections come from: a bounded pool that callers wait for, and a cutoff that ends what outlasts its budget.
 
-redis-py makes the connections and speaks the protocol. Its clients and pools are left out: they retry, re-ask and time
-out by rules of their own, and a verb of ours has one budget for all of it.
+redis-py makes the connections and logs in. Its clients and pools are left out: they retry, re-ask and time out by rules
+of their own, and a verb of ours has one budget for all of it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pglease.backends.cutoff import Cutoff
 from pglease.backends.redis_address import Address
 from pglease.backends.redis_errors import Node, OutOfTime, is_answered, translated
 from pglease.backends.redis_lua import Script
+from pglease.backends.redis_reader import Reader
 from pglease.errors import BackendClosed, BackendError, BackendUnavailable
 
 _NAME = "pglease"
@@ -27,18 +28,19 @@ _NAME = "pglease"
 class Link:
     """One connection that is ours until it is given back: commands out, answers in."""
 
-    __slots__ = ("_connection", "cutoff", "node")
+    __slots__ = ("_connection", "_reader", "_send", "cutoff", "node")
 
     def __init__(self, connection: Any, node: Node) -> None:
         self._connection = connection
+        self._send = connection.source.sendall
+        self._reader = Reader(connection.source, connection.explained)
         self.node = node
-        self.cutoff = Cutoff(connection.number())
+        self.cutoff = Cutoff(connection.source.fileno())
 
     def call(self, *command: Any) -> Any:
         """Send one command and return its answer; an error of the server's is raised."""
-        connection = self._connection
-        connection.send_packed_command([_packed(command)], check_health=False)
-        return connection.read_response()
+        self._send(_packed(command))
+        return _raised(self._reader.next())
 
     def run(self, script: Script, keys: Sequence[bytes], args: Sequence[Any]) -> list[bytes]:
         """Run a script: one round trip, and two more where the server does not know it (restarted, SCRIPT FLUSH)."""
@@ -63,20 +65,12 @@ class Link:
 
     def call_many(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send many commands at once and return their answers, errors among them."""
-        connection = self._connection
-        connection.send_packed_command([b"".join(map(_packed, commands))], check_health=False)
-        return [self._answer() for _ in commands]
-
-    def _answer(self) -> Any:
-        try:
-            return self._connection.read_response()
-        except ResponseError as error:
-            return error
+        self._send(b"".join(map(_packed, commands)))
+        return [self._reader.next() for _ in commands]
 
     def heard(self, seconds: float) -> Any:
         """Return what the server pushed, waiting for at most so long; None when nothing came."""
-        connection = self._connection
-        return connection.read_response() if connection.can_read(timeout=max(0.0, seconds)) else None
+        return _raised(self._reader.next()) if self._reader.begun_within(seconds) else None
 
     def shut(self) -> None:
         """Wake whoever waits for an answer here, from any thread; the descriptor stays."""
@@ -96,6 +90,12 @@ class Link:
     def close(self) -> None:
         """Close it."""
         self._connection.disconnect()
+
+
+def _raised(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _packed(command: Sequence[Any]) -> bytes:

@@ -25,21 +25,21 @@ from hashlib import sha1
 
 _FIELDS = (
     "name",
-    "owner_id",
     "lease_id",
+    "owner_id",
     "fencing_token",
     "transitions",
-    "metadata",
     "acquired_at",
     "heartbeat_at",
     "expires_at",
+    "metadata",
     "ended",
     "marked_until",
     "queued_until",
 )
-"""The record, in the order in which `held` in Lua numbers it. `lease_id` is empty once the hold was ended; `ended` says
-by whose request that was, so that a request whose reply was lost can be told from a late one. `queued_until` is the end
-of the last ticket."""
+"""The record, in the order in which Lua numbers it: what `tell` says stands together, and in it the numbers.
+`lease_id` is empty once the hold was ended; `ended` says by whose request that was, so that a request whose reply was
+lost can be told from a late one. `queued_until` is the end of the last ticket."""
 KEYS = ("lease", "token", "queue", "tickets", "labels")
 
 _PRELUDE = f"""
@@ -73,29 +73,28 @@ local function read()
   for place = 2, 9 do
     if not record[place] then return nil, true end
   end
-  local numbers = table.concat(record, ' ', 4, 5) .. ' ' .. table.concat(record, ' ', 7, 9)
-  local sound = record[1] == ARGV[1] and string.find(numbers, '^%d+ %d+ %d+ %d+ %d+$')
-  if not sound or string.find(record[2] .. record[6], '\\n', 1, true) then return nil, true end
+  local numbers = string.find(table.concat(record, ' ', 4, 8), '^%d+ %d+ %d+ %d+ %d+$')
+  if record[1] ~= ARGV[1] or not numbers then return nil, true end
+  if string.find(record[3], '\\n', 1, true) or string.find(record[9], '\\n', 1, true) then return nil, true end
   return record
 end
 
 local function runs(record)
-  return now < tonumber(record[9])
+  return now < tonumber(record[8])
 end
 
 local function is_held_by(record, lease_id)
-  return record[3] == lease_id and runs(record)
+  return record[2] == lease_id and runs(record)
 end
 
 local function tell(verdict, record)
-  return lines(verdict, record[2], record[4], record[5], record[6], record[7], record[8], record[9], text(now),
-    record[3] == '' and 'ended' or '')
+  return lines(verdict, table.concat(record, '\\n', 3, 9), text(now), record[2] == '' and 'ended' or '')
 end
 
 -- Why a hold under this id is over.
 local function reason(record, lease_id)
-  if record[3] == lease_id then return 'expired' end
-  return record[3] == '' and 'forced' or 'taken'
+  if record[2] == lease_id then return 'expired' end
+  return record[2] == '' and 'forced' or 'taken'
 end
 
 -- Tell whoever listens, if somebody waits for the name. A user without the right to publish wakes nobody.
@@ -177,7 +176,7 @@ class Script:
 # The counter first: should the server refuse the rest, a number was skipped and nothing was granted.
 _ACQUIRE = """
 if record and runs(record) then
-  if record[3] ~= ARGV[2] then return tell('held', record) end
+  if record[2] ~= ARGV[2] then return tell('held', record) end
   redis.call('HSET', KEYS[1], 'lease_id', ARGV[2])
   return tell('granted', record)
 end
@@ -194,11 +193,11 @@ local token = next_token()
 if not token then return 'foreign token' end
 local begins, ends = text(now), text(now + ARGV[4])
 local transitions = record and text(record[5] + 1) or '0'
-redis.call('HSET', KEYS[1], 'name', ARGV[1], 'owner_id', ARGV[3], 'lease_id', ARGV[2], 'fencing_token', token,
-  'transitions', transitions, 'metadata', ARGV[5], 'acquired_at', begins, 'heartbeat_at', begins, 'expires_at', ends)
+redis.call('HSET', KEYS[1], 'name', ARGV[1], 'lease_id', ARGV[2], 'owner_id', ARGV[3], 'fencing_token', token,
+  'transitions', transitions, 'acquired_at', begins, 'heartbeat_at', begins, 'expires_at', ends, 'metadata', ARGV[5])
 if first then drop(first) end
 if record then announce(ARGV[7], record, 'granted', now + ARGV[4]) end
-return lines('granted', ARGV[3], token, transitions, ARGV[5], begins, begins, ends, text(now), '')
+return lines('granted', ARGV[3], token, transitions, begins, begins, ends, ARGV[5], begins, '')
 """
 TRY_ACQUIRE = Script(_ACQUIRE, keys=2)
 TRY_ACQUIRE_IN_QUEUE = Script(_ACQUIRE, keys=len(KEYS))
@@ -207,8 +206,8 @@ TRY_ACQUIRE_IN_QUEUE = Script(_ACQUIRE, keys=len(KEYS))
 RENEW = Script("""
 if not record then return 'deleted' end
 if not is_held_by(record, ARGV[2]) then return tell(reason(record, ARGV[2]), record) end
-record[8], record[9] = text(now), text(now + ARGV[3])
-redis.call('HSET', KEYS[1], 'heartbeat_at', record[8], 'expires_at', record[9])
+record[7], record[8] = text(now), text(now + ARGV[3])
+redis.call('HSET', KEYS[1], 'heartbeat_at', record[7], 'expires_at', record[8])
 return tell('held', record)
 """)
 
@@ -227,7 +226,7 @@ local begins, ends, transitions = text(now), text(now + ARGV[5]), text(record[5]
 redis.call('HSET', KEYS[1], 'owner_id', ARGV[4], 'lease_id', ARGV[3], 'fencing_token', token,
   'transitions', transitions, 'acquired_at', begins, 'heartbeat_at', begins, 'expires_at', ends)
 announce(ARGV[6], record, 'granted', now + ARGV[5])
-return lines('granted', ARGV[4], token, transitions, record[6], begins, begins, ends, text(now), '')
+return lines('granted', ARGV[4], token, transitions, begins, begins, ends, record[9], begins, '')
 """,
     keys=2,
 )
@@ -236,7 +235,7 @@ return lines('granted', ARGV[4], token, transitions, record[6], begins, begins, 
 DESCRIBE = Script("""
 if not record then return 'deleted' end
 if not is_held_by(record, ARGV[2]) then return tell(reason(record, ARGV[2]), record) end
-record[6] = ARGV[3]
+record[9] = ARGV[3]
 redis.call('HSET', KEYS[1], 'metadata', ARGV[3])
 return tell('held', record)
 """)
@@ -245,7 +244,7 @@ return tell('held', record)
 RELEASE = Script("""
 if not record then return 'deleted' end
 if is_held_by(record, ARGV[2]) then
-  local ends = math.max(now, record[7] + ARGV[3])
+  local ends = math.max(now, record[6] + ARGV[3])
   redis.call('HSET', KEYS[1], 'lease_id', '', 'expires_at', text(ends), 'ended', ARGV[2])
   announce(ARGV[4], record, 'released', ends)
   return 'released'
@@ -270,12 +269,12 @@ return ARGV[4] == 'again' and record[10] == ARGV[2] and 'forced' or 'over'
 # ARGV: name.
 LOOK = Script("""
 if not record then return 'deleted' end
-return tell(record[3] == '' and 'ended' or 'held', record)
+return tell(record[2] == '' and 'ended' or 'held', record)
 """)
 
 # ARGV: name, older_than. The counter stays: tokens never go back.
 CLEAN_UP = Script("""
-if not record or tonumber(record[9]) > now - ARGV[2] then return 'kept' end
+if not record or tonumber(record[8]) > now - ARGV[2] then return 'kept' end
 if tonumber(record[12] or 0) > now then return 'kept' end
 redis.call('DEL', KEYS[1])
 return 'deleted'
@@ -309,7 +308,7 @@ QUEUE = Script(_QUEUE_UP, keys=len(KEYS))
 # ARGV: name, ticket_id, channel. Whoever waits may be the next.
 _LEAVE = """
 if not record or not drop(ARGV[2]) then return 'absent' end
-announce(ARGV[3], record, 'released', tonumber(record[9]))
+announce(ARGV[3], record, 'released', tonumber(record[8]))
 return 'left'
 """
 LEAVE_QUEUE = Script(_LEAVE, keys=len(KEYS))
