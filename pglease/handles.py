@@ -144,7 +144,7 @@ class Hold:
     def describe(self, metadata: Mapping[str, Any]) -> None:
         """Note that its metadata was replaced; belief stays as it is."""
         with self._lock:
-            self.term = replace(self.term, lease=replace(self.term.lease, metadata=metadata))
+            self.term = self.term._replace(lease=replace(self.term.lease, metadata=metadata))
 
     def overdue(self) -> None:
         """Act on the deadline: called by the watchdog, or by whoever notices first."""
