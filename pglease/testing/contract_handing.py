@@ -211,6 +211,14 @@ class HandingContract:
 
         assert world.bob.hold("job").token == hold.token + 1
 
+    @clauses("C21")
+    def test_a_description_is_scoped_to_one_hold(self, world: World) -> None:
+        former = world.lapsed_hold("job")
+        world.bob.hold("job", metadata={"mine": True})
+
+        assert isinstance(former.describe({"theirs": True}), Gone)
+        assert dict(world.bob.sees("job").metadata) == {"mine": True}
+
     @clauses("C21", "C10")
     @every_end
     def test_what_is_over_cannot_be_described(self, world: World, end: str) -> None:
