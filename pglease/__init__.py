@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from pglease.primitives.read_write import ReadWriteLock
     from pglease.primitives.semaphore import Semaphore
     from pglease.primitives.task_lock import TaskLock
+    from pglease.signals import cancel_on_signals, install_signal_handlers
 
 __version__ = "0.1.0"
 
@@ -140,6 +141,7 @@ __all__ = [
     "acquire_many",
     "adopt",
     "assert_held",
+    "cancel_on_signals",
     "cleanup_expired",
     "configure",
     "current_lease",
@@ -148,6 +150,7 @@ __all__ = [
     "get_lease",
     "held",
     "holding",
+    "install_signal_handlers",
     "leader_election",
     "list_leases",
     "lock",
@@ -163,6 +166,8 @@ __all__ = [
 ]
 
 _LAZY = {
+    "cancel_on_signals": "pglease.signals",
+    "install_signal_handlers": "pglease.signals",
     "AsyncHeldLease": "pglease.aio",
     "AsyncLeaseContext": "pglease.aio",
     "AsyncPGLease": "pglease.aio",

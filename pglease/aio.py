@@ -409,6 +409,10 @@ class AsyncPGLease:
         """Return an asynchronous iterator of what happens to leases; it asks for nothing yet. See `PGLease.watch`."""
         return AsyncWatch(self.client.watch(name, prefix=prefix, poll_interval=poll_interval))
 
+    def is_alive(self) -> bool:
+        """Tell whether what keeps the leases alive runs. See `PGLease.is_alive`. Not awaited."""
+        return self.client.is_alive()
+
     def waiting(self) -> list[Waiting]:
         """Return how each wait of this client stands, ordered by name. Not awaited."""
         return self.client.waiting()
@@ -616,6 +620,14 @@ class AsyncHeldLease:
     async def renew(self, ttl: Duration | None = None) -> None:
         """Extend by hand. See `HeldLease.renew`; cancelled, it is unknown whether that was done."""
         await drive.keep(partial(self._lease.renew, ttl))
+
+    def require_progress(self, within: Duration | None) -> None:
+        """Have it renewed only while `progress` is called at least so often. See `HeldLease.require_progress`."""
+        self._lease.require_progress(within)
+
+    def progress(self) -> None:
+        """Say that the work goes on. Not awaited."""
+        self._lease.progress()
 
     async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Replace what is attached to it, while it is held. See `HeldLease.set_metadata`."""

@@ -86,6 +86,8 @@ class PGLease:
             `get_lease`…), restarts and failovers included. Default 10.
         table_name, schema, auto_initialize, pool_size: for addresses of PostgreSQL; see
             `PostgresBackend`.
+        on_at_risk: called like `on_lease_lost` when a third of the ttl is left and no renewal has come: while the store
+            is in trouble, or work without renewal runs long. Once, until a renewal has come.
         observers: objects whose `notify(event)` is called for what happens to leases, each on a thread of its own.
 
     Raises:
@@ -106,6 +108,7 @@ class PGLease:
         connect_timeout: Duration = 10,
         pool_size: int = 4,
         observers: Iterable[Observer] = (),
+        on_at_risk: Callable[[str], object] | None = None,
     ) -> None:
         knobs = {
             "table_name": table_name,
@@ -123,8 +126,9 @@ class PGLease:
             )
             pause = None if margin is None else problems.check(options.seconds, margin, "margin")
             label = None if owner_id is None else problems.check(options.text, owner_id, "owner_id")
-            if on_lease_lost is not None:
-                problems.check(_callback, on_lease_lost)
+            for callback, argument in ((on_lease_lost, "on_lease_lost"), (on_at_risk, "on_at_risk")):
+                if callback is not None:
+                    problems.check(_callback, callback, argument)
             box = problems.check(options.seconds, connect_timeout, "connect_timeout")
             store, self._opened = problems.check(_store, backend, given) or (None, False)
         self.backend: Backend = store
@@ -136,6 +140,7 @@ class PGLease:
             heartbeat_interval=interval,
             margin=pause,
             on_lease_lost=on_lease_lost,
+            on_at_risk=on_at_risk,
             observers=observers,
         )
         self.heartbeat_manager = self.taking.manager
@@ -263,7 +268,10 @@ class PGLease:
             warn_after: seconds of waiting after which the log tells who has it, since when, until when, and the place
                 in the queue; then after twice as long, and so on. Observers get a `waiting` event. None: never.
             on_lost: "raise": leaving the block after a loss raises `LeaseLostError`, unless the block raised already
-                (then a note is added to its error). "log": only the log says so.
+                (then a note is added to its error). "log": only the log says so. "exit": a loss ends the process, with
+                code 76, before the store can give the lease to anybody; no `finally` runs and nothing is flushed. It is
+                declared a tenth of ttl (at most 2 s) early, which is what `on_lease_lost` and the block have left.
+                Where somebody else may have it already, that is 0.2 s.
 
         Raises:
             ConfigurationError: at once, for every broken rule.
@@ -578,6 +586,10 @@ class PGLease:
             refuse=self.taking.refuse_if_closed,
         )
 
+    def is_alive(self) -> bool:
+        """Tell whether what keeps the leases alive runs, and no renewal is stuck in the store; for a health probe."""
+        return self.heartbeat_manager.is_alive() and not self.heartbeat_manager.get_zombie_threads()
+
     def waiting(self) -> list[Waiting]:
         """Return how each wait through this client stands, ordered by name: for what, whom, and how long."""
         self.taking.refuse_if_closed()
@@ -699,12 +711,12 @@ def _close_clients() -> None:
             log.exception("%r could not be closed", client)
 
 
-def _callback(on_lease_lost: object) -> None:
-    if not callable(on_lease_lost):
-        raise ConfigurationError(f"on_lease_lost must be callable, not {on_lease_lost!r}")
-    if inspect.iscoroutinefunction(on_lease_lost):
+def _callback(callback: object, argument: str) -> None:
+    if not callable(callback):
+        raise ConfigurationError(f"{argument} must be callable, not {callback!r}")
+    if inspect.iscoroutinefunction(callback):
         raise ConfigurationError(
-            f"on_lease_lost must be a plain function, not {on_lease_lost!r}: it is called on a thread of its own, "
+            f"{argument} must be a plain function, not {callback!r}: it is called on a thread of its own, "
             "where it may use asyncio.run_coroutine_threadsafe"
         )
 

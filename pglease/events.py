@@ -8,12 +8,12 @@ from typing import Literal, Protocol, TypeAlias
 from pglease.records import Lease, Place
 
 EventKind: TypeAlias = Literal[
-    "acquired", "busy", "renewed", "unknown", "lost", "released", "transferred", "unconfirmed", "waiting"
+    "acquired", "busy", "renewed", "unknown", "lost", "released", "at_risk", "transferred", "unconfirmed", "waiting"
 ]
 """acquired: a hold began · busy: somebody else has it · renewed: a renewal was confirmed · unknown: a renewal's outcome
-is not known · lost: a hold was lost · released: its holder ended it · transferred: its holder handed it over ·
-unconfirmed: its holder ended it, the store did not confirm · waiting: a wait has lasted for its `warn_after`, then for
-twice that, and so on."""
+is not known · at_risk: a hold ends within a third of its ttl unless it is renewed · lost: a hold was lost · released:
+its holder ended it · transferred: its holder handed it over · unconfirmed: its holder ended it, the store did not
+confirm · waiting: a wait has lasted for its `warn_after`, then for twice that, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,8 @@ class Event:
         owner_id: our label; for `busy` and `waiting` the holder's, None when the store could not say.
         fencing_token: the hold's.
         reason: why a hold was lost.
-        seconds: how long it took to acquire, how long it was held, or how long was waited, on the boot clock.
+        seconds: how long it took to acquire, how long it was held, or how long was waited, on the boot clock; for
+            `at_risk`, how much is left.
         error: the trouble behind `unknown` and `unconfirmed`.
         waiting: how a wait stands, for `waiting`.
     """

@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, final
 
-from pglease import clock, options, slots, watchdog
+from pglease import clock, exits, options, slots, watchdog
 from pglease.backends.base import Fence, Guard, ParamStyle, fencing
 from pglease.bell import Bell
 from pglease.errors import BackendError, ConfigurationError, FencedError, LeaseLostError, NotOwnedError
@@ -77,6 +77,9 @@ class Hold:
         if wanted.once_per is not None:
             self.min_hold = max(self.min_hold, slots.left_of(wanted.once_per, term.lease.acquired_at))
         self.max_until = float("inf") if wanted.max_hold is None else term.sent_at + wanted.max_hold
+        self.progress_at = clock.now()
+        self.progress_within = float("inf")
+        self.exits: Final = wanted.on_lost == "exit"
         self.loss: Loss | None = None
         self.trouble: Exception | None = None
         self._lost: Bell | None = None
@@ -86,6 +89,7 @@ class Hold:
         self.settled = False
         self.renewing = threading.RLock()  # one renewal by hand at a time
         self.handle: weakref.ref[HeldLease] | None = None
+        self.warning: Warned | None = None
         self._lock = threading.RLock()
 
     @property
@@ -96,8 +100,20 @@ class Hold:
     @property
     def due(self) -> float:
         """The boot clock when this process must stop acting; read by the watchdog."""
-        until = min(self.term.trusted_until, self.max_until)
+        until = self.deadline
+        if self.exits:
+            until -= exits.notice(self.ttl)
         return until if self.bond is None else min(until, self.bond.until)
+
+    @property
+    def deadline(self) -> float:
+        """The boot clock by which whatever acts under it must be over, while the session it may rest on lives."""
+        return min(self.term.trusted_until, self.max_until)
+
+    @property
+    def stalls(self) -> bool:
+        """Whether its holder owes a sign of progress, so that it is not to be renewed."""
+        return clock.now() - self.progress_at > self.progress_within
 
     @property
     def over(self) -> bool:
@@ -164,7 +180,7 @@ class Hold:
             return None
         if self.bond is not None and now >= self.bond.until:
             return self.bond.loss or Loss("session_died", self.trouble, self.term.lease)
-        if now >= self.max_until:
+        if self.max_until <= self.term.trusted_until:
             return Loss("max_hold", lease=self.term.lease)
         unanswered = self.trouble is not None or self.keeper.is_asking(self)
         return Loss("unreachable" if unanswered else "expired", self.trouble, self.term.lease)
@@ -270,6 +286,29 @@ class Hold:
             self._note(loss)
 
 
+class Warned:
+    """Watches for the moment when little is left of a hold."""
+
+    __slots__ = ("_hold",)
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
+
+    @property
+    def due(self) -> float:
+        """The boot clock when a third of the ttl is left."""
+        return self._hold.due - self._hold.ttl / options.RENEWALS_PER_TTL
+
+    def overdue(self) -> None:
+        """Say so, unless a renewal has come in this moment."""
+        if self._hold.over:
+            return
+        if clock.now() < self.due:
+            watchdog.watch(self)
+        else:
+            self._hold.keeper.at_risk(self._hold)
+
+
 @final
 class HeldLease:
     """A lease that this process holds: true, thread-safe, usable from any thread.
@@ -352,6 +391,22 @@ class HeldLease:
                 A shorter `ttl` counts from now on all the same, since the store may have heard of it.
         """
         self._hold.keeper.renew(self._hold, None if ttl is None else options.seconds(ttl, "ttl"))
+
+    def require_progress(self, within: Duration | None) -> None:
+        """Have it renewed only while `progress` is called at least so often: work that hangs loses its lease.
+
+        Counts from now. Where the sign does not come, renewals stop, and the lease is lost (reason `expired`) when
+        its ttl is over: `within` and ttl together bound how long a hung worker keeps it.
+
+        Args:
+            within: seconds between two signs at most; None asks for none any more.
+        """
+        seconds = float("inf") if within is None else options.seconds(within, "within")
+        self._hold.progress_at, self._hold.progress_within = clock.now(), seconds
+
+    def progress(self) -> None:
+        """Say that the work goes on; see `require_progress`. Costs nothing, and may be called by any thread."""
+        self._hold.progress_at = clock.now()
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Replace what is attached to it, while it is held; others read it in the record. Changes nothing else.

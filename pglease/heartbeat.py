@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pglease import clock, identity, options, watchdog
+from pglease import clock, exits, identity, options, watchdog
 from pglease.backends.base import Backend, Budget
 from pglease.errors import BackendClosed, BackendError, BackendUnavailable, PgleaseError, ReleaseError
 from pglease.events import Event, EventKind, Observer
 from pglease.giveback import GiveBack
-from pglease.handles import WORDS, Hold, refuse_renewal
+from pglease.handles import WORDS, Hold, Warned, refuse_renewal
 from pglease.notices import Notices
 from pglease.records import (
     Adoption,
@@ -61,6 +61,10 @@ class _Stop:
     pass
 
 
+BY_TIME = frozenset({"expired", "unreachable", "max_hold"})
+"""Reasons of losses that this process declares by itself, before the store can give the lease to anybody."""
+
+
 class HeartbeatManager:
     """Renews, releases and loses the holds of one client.
 
@@ -70,6 +74,7 @@ class HeartbeatManager:
         margin: seconds by which belief ends before the store's expiry; None for the default of each ttl.
         on_lease_lost: called with the lease's name, once for each loss, on a thread of its own, in the context of
             whoever took the lease.
+        on_at_risk: called like that when a third of the ttl is left and no renewal has come; again only after one has.
         on_over: called with each hold that was lost, released or let go; before anybody else hears of a loss.
         observers: told of everything.
     """
@@ -81,6 +86,7 @@ class HeartbeatManager:
         heartbeat_interval: float | None = None,
         margin: float | None = None,
         on_lease_lost: Callable[[str], object] | None = None,
+        on_at_risk: Callable[[str], object] | None = None,
         on_over: Callable[[Hold], None] = lambda _hold: None,
         observers: Iterable[Observer] = (),
     ) -> None:
@@ -90,6 +96,7 @@ class HeartbeatManager:
         self._interval = heartbeat_interval
         self._margin = margin
         self._on_lease_lost = on_lease_lost
+        self._on_at_risk = on_at_risk
         self._on_over = on_over
         self._fresh()
 
@@ -132,6 +139,9 @@ class HeartbeatManager:
             if self._thread is None and not self._stopped:
                 self._start()
         watchdog.watch(hold)
+        if self.notices or self._on_at_risk is not None:
+            hold.warning = Warned(hold)
+            watchdog.watch(hold.warning)
         if hold.bond is not None:
             hold.bond.when_broken(hold.lose)
 
@@ -147,6 +157,8 @@ class HeartbeatManager:
     def end(self, hold: Hold) -> None:
         """Renew it no more and watch it no more."""
         watchdog.forget(hold)
+        if hold.warning is not None:
+            watchdog.forget(hold.warning)
         with self._lock:
             self._holds.pop(hold, None)
             self._schedule.drop(hold)
@@ -162,31 +174,41 @@ class HeartbeatManager:
             self._tell("lost", hold, reason=loss.reason)
             return
         log.error("the lease %r was lost: %s", hold.name, WORDS[loss.reason], extra=facts)
+        if hold.exits and not hold.releases:  # else its work is done
+            soon = clock.now() + exits.LAST_WORDS
+            exits.plan(hold.name, hold.deadline if loss.reason in BY_TIME else min(soon, hold.deadline))
         self._tell("lost", hold, reason=loss.reason, error=loss.error)
         if self._on_lease_lost is not None:
-            self._call_back(hold)
+            self._call_back(hold, self._on_lease_lost, "on_lease_lost")
+
+    def at_risk(self, hold: Hold) -> None:
+        """Warn that little is left of a hold. Called by the watchdog; once, until a renewal has come."""
+        left = hold.remaining()
+        log.warning(
+            "the lease %r ends in %.1f s unless it is renewed", hold.name, left, extra={"lease_name": hold.name}
+        )
+        if self.notices:
+            lease = hold.term.lease
+            self.notices.tell(
+                Event("at_risk", hold.name, lease.owner_id, lease.fencing_token, None, left, hold.trouble)
+            )
+        if self._on_at_risk is not None:
+            self._call_back(hold, self._on_at_risk, "on_at_risk")
 
     def _tell(self, kind: EventKind, hold: Hold, *, reason: str | None = None, error: Exception | None = None) -> None:
         if self.notices:
             lease, held_for = hold.term.lease, clock.now() - hold.began_at
             self.notices.tell(Event(kind, hold.name, lease.owner_id, lease.fencing_token, reason, held_for, error))
 
-    def _call_back(self, hold: Hold) -> None:
+    def _call_back(self, hold: Hold, callback: Callable[[str], object], what: str) -> None:
         name = hold.name
         thread = threading.Thread(
-            target=hold.context.run, args=(self._run_callback, name), name="pglease-lost", daemon=True
+            target=hold.context.run, args=(_run_callback, callback, what, name), name="pglease-lost", daemon=True
         )
         try:
             thread.start()
         except RuntimeError:  # the interpreter is going down or is out of threads; `lost` is set all the same
-            log.exception("on_lease_lost could not be called for %r", name, extra={"lease_name": name})
-
-    def _run_callback(self, name: str) -> None:
-        try:
-            assert self._on_lease_lost is not None
-            self._on_lease_lost(name)
-        except BaseException:  # also SystemExit, which would end this thread in silence
-            log.exception("on_lease_lost failed for %r", name, extra={"lease_name": name})
+            log.exception("%s could not be called for %r", what, name, extra={"lease_name": name})
 
     def dropped(self, hold: Hold) -> None:
         """Note that nobody has the handle any more. Called by the garbage collector: only leaves a message."""
@@ -211,6 +233,7 @@ class HeartbeatManager:
 
     def renew(self, hold: Hold, ttl: float | None) -> None:
         """Extend `hold` in the caller's thread. See `HeldLease.renew`."""
+        hold.progress_at = clock.now()
         outcome = self._extend(hold, ttl)
         if isinstance(outcome, Unknown):
             raise outcome.error or BackendUnavailable(f"it is unknown whether {hold.name!r} was renewed")
@@ -435,6 +458,9 @@ class HeartbeatManager:
         with self._lock:
             due = self._schedule.due(clock.now())
             box = self._schedule.box(due)
+            for hold in [hold for hold in due if hold.stalls]:
+                due.remove(hold)
+                self._schedule.unanswered(hold, now=clock.now(), trusted_until=hold.due, spread=random.random())
         for hold in due:
             if hold.over:  # somebody was interrupted while ending it: renewed, it would never lapse
                 self.end(hold)
@@ -464,6 +490,8 @@ class HeartbeatManager:
             self._unanswered(hold, outcome.error)
 
     def _confirmed(self, hold: Hold) -> None:
+        if hold.warning is not None:
+            watchdog.watch(hold.warning)
         with self._lock:
             if hold in self._schedule:
                 self._plan(hold)
@@ -506,6 +534,13 @@ class HeartbeatManager:
         self.notices.forget()
         for hold in holds:
             hold.forget(Loss("forked"))
+
+
+def _run_callback(callback: Callable[[str], object], what: str, name: str) -> None:
+    try:
+        callback(name)
+    except BaseException:  # also SystemExit, which would end this thread in silence
+        log.exception("%s failed for %r", what, name, extra={"lease_name": name})
 
 
 def _loss(hold: Hold, gone: Gone) -> Loss:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 Duration: TypeAlias = float | str | timedelta
 """Seconds as a number, a `timedelta`, or text such as "90s", "5m", "1h30m", "500ms"."""
 
-OnLost: TypeAlias = Literal["raise", "log"]
-AsyncOnLost: TypeAlias = Literal["raise", "cancel", "log"]
-"""What leaving a block after a loss does; "cancel" does not wait for that, and needs a task to cancel."""
+OnLost: TypeAlias = Literal["raise", "log", "exit"]
+AsyncOnLost: TypeAlias = Literal["raise", "cancel", "log", "exit"]
+"""What leaving a block after a loss does; "cancel" and "exit" do not wait for that, and "cancel" needs a task."""
 
 MAX_NAME = 255
 MAX_STEM = 240

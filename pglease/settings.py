@@ -59,6 +59,10 @@ def _on_lost(value: str, variable: str) -> str:
     return options.choice(value, variable, get_args(options.OnLost))
 
 
+def _on_loss(value: str, variable: str) -> str:
+    return options.choice(value, variable, ("log", "exit"))
+
+
 def _once_per(value: str, variable: str) -> str:
     try:
         slots_of(value)
@@ -71,7 +75,7 @@ _HOLD: dict[str, Reader] = {"ttl": _duration, "max_hold": _duration, "on_lost": 
 KINDS: dict[str, dict[str, Reader]] = {
     "lock": {**_HOLD, "min_hold": _pause, "heartbeat": _flag, "fair": _flag, "reentrant": _flag},
     "task_lock": {**_HOLD, "min_hold": _pause, "heartbeat": _flag, "once_per": _once_per},
-    "leader_election": {"ttl": _duration, "defer": _pause},
+    "leader_election": {"ttl": _duration, "defer": _pause, "on_lost": _on_loss},
     "read_write_lock": _HOLD,
     "semaphore": {**_HOLD, "min_hold": _pause, "fair": _flag, "limit": _limit},
 }

@@ -54,7 +54,7 @@ class Taking:
         backend: who is asked.
         owner_id: the label for people; None makes one, and a new one in a forked child.
         box: seconds that one conversation with the store may take.
-        heartbeat_interval, margin, on_lease_lost, observers: what `HeartbeatManager` is told.
+        heartbeat_interval, margin, on_lease_lost, on_at_risk, observers: what `HeartbeatManager` is told.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Taking:
         heartbeat_interval: float | None,
         margin: float | None,
         on_lease_lost: Callable[[str], object] | None,
+        on_at_risk: Callable[[str], object] | None,
         observers: Iterable[Observer],
     ) -> None:
         self.backend = backend
@@ -77,6 +78,7 @@ class Taking:
             heartbeat_interval=heartbeat_interval,
             margin=margin,
             on_lease_lost=on_lease_lost,
+            on_at_risk=on_at_risk,
             on_over=_dropper(weakref.ref(self)),
             observers=observers,
         )

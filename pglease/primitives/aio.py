@@ -474,7 +474,7 @@ class AsyncLeaderElection:
 
     def __init__(self, election: LeaderElection) -> None:
         self._election = election
-        self._works: set[asyncio.Task[Any]] = set()
+        self._works: set[asyncio.Future[Any]] = set()
 
     @classmethod
     def from_config(cls, leases: AsyncPGLease, name: str, config: LeaderElectionConfig) -> Self:
@@ -612,9 +612,19 @@ class AsyncLeaderElection:
         return self._election.begin_work(wait=False) or (True if self._election.over else None)
 
     async def _work(self, term: Term, work: Callable[[AsyncHeldLease], Coroutine[Any, Any, R]]) -> R | None:
+        try:
+            return await self._run(term, lambda: work(AsyncHeldLease(term.lease)))
+        except BaseException as error:
+            task = asyncio.current_task()
+            if not isinstance(error, asyncio.CancelledError) or task is None or not task.cancelling():
+                self._election.fail(term)  # its own doing, rather than ours who wait for it
+            raise
+
+    async def _run(self, term: Term, begin: Callable[[], Awaitable[R]]) -> R | None:
+        """Run what only the leader does as a task of its own, cancelled when this worker leads no more: then None."""
         current.enter(term.lease)
         try:
-            task = asyncio.ensure_future(work(AsyncHeldLease(term.lease)))
+            task = asyncio.ensure_future(begin())
         finally:
             current.leave(term.lease)
         self._works.add(task)
@@ -636,33 +646,22 @@ class AsyncLeaderElection:
             if not task.cancelled():
                 task.exception()  # seen; what comes out is the cancellation
             raise cancelled
-        if task.cancelled() and ending.begun:
-            return None
-        try:
-            return task.result()
-        except BaseException:
-            self._election.fail(term)
-            raise
+        return None if task.cancelled() and ending.begun else task.result()
 
     def leader_only(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R | None]]:
-        """Decorate a coroutine function so that it runs only while this worker leads; else it answers None."""
+        """Decorate a coroutine function so that it runs only while this worker leads; else it answers None.
+
+        A call runs as a task of its own, and is cancelled when this worker leads no more; then it answers None, too.
+        """
 
         @functools.wraps(function)
         async def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
             term = self._election.begin_work(wait=False)
             if term is None:
                 return None
-            task = asyncio.current_task()
-            assert task is not None  # somebody awaits us
-            inner = task in self._works
-            self._works.add(task)
-            current.enter(term.lease)
             try:
-                return await function(*args, **kwargs)
+                return await self._run(term, lambda: function(*args, **kwargs))
             finally:
-                if not inner:
-                    self._works.discard(task)
-                current.leave(term.lease)
                 self._election.end_work(term)
 
         return call

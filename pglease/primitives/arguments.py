@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 
 from pglease.handles import HeldLease
 from pglease.options import Duration, OnLost
+from pglease.primitives.configs import OnLoss
 from pglease.records import Lease
 from pglease.slots import OncePer
 
@@ -45,6 +46,7 @@ class ElectionOptions(TypedDict, total=False):
     on_stopped: Callable[[], object] | None
     on_new_leader: Callable[[Lease], object] | None
     defer: Duration
+    on_lost: OnLoss
 
 
 class AsyncElectionOptions(TypedDict, total=False):
@@ -53,6 +55,7 @@ class AsyncElectionOptions(TypedDict, total=False):
     env_prefix: str
     metadata: Mapping[str, Any] | None
     defer: Duration
+    on_lost: OnLoss
 
 
 class ReadWriteOptions(TypedDict, total=False):

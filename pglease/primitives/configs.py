@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from pglease import options
 from pglease.errors import ConfigurationError, NotOwnedError
@@ -17,6 +17,9 @@ from pglease.handles import HeldLease
 from pglease.options import Duration, OnLost
 from pglease.slots import OncePer
 from pglease.slots import once_per as slots_of
+
+OnLoss: TypeAlias = Literal["log", "exit"]
+"""What a loss does where there is no block to leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +74,10 @@ class LeaderElectionConfig:
     ttl: Duration = 15
     metadata: Mapping[str, Any] | None = None
     defer: Duration = 0
+    on_lost: OnLoss = "log"
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check(self, on_lost=get_args(OnLoss))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +120,12 @@ class SemaphoreConfig:
 Config: TypeAlias = LockConfig | TaskLockConfig | LeaderElectionConfig | ReadWriteLockConfig | SemaphoreConfig
 
 
-def _check(config: Config, *, flags: tuple[str, ...] = ()) -> None:
+def _check(config: Config, *, flags: tuple[str, ...] = (), on_lost: tuple[str, ...] = ()) -> None:
     """Check all but the name, by the rules that a hold is checked by."""
     given = arguments(config)
     with options.all_problems() as problems:
+        if on_lost:
+            problems.check(options.choice, config.on_lost, "on_lost", on_lost)
         for name in flags:
             problems.check(options.flag, given.pop(name), name)
         if "limit" in given:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, get_args
 
 from pglease import clock, current, forks, identity, options
 from pglease.errors import BackendClosed, BackendError, ConfigurationError, PgleaseError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import Duration
-from pglease.primitives.configs import LeaderElectionConfig, arguments_of, renew_by
+from pglease.primitives.configs import LeaderElectionConfig, OnLoss, arguments_of, renew_by
 from pglease.primitives.herald import Herald
 from pglease.records import Granted, Lease, Request
 from pglease.watching import Watch
@@ -72,6 +72,23 @@ class Term:
         self.lease._hold.lost.set()
 
 
+class Campaign(threading.Thread):
+    """One stretch of being a candidate, from `start` to the end of the last work after `stop`.
+
+    Attributes:
+        stopping: set when it is to end.
+        before: the one that has to end first.
+        once: whether it ends with the first term.
+        ended: whether it has.
+    """
+
+    def __init__(self, run: Callable[[Campaign], None], before: Campaign | None) -> None:
+        super().__init__(target=run, args=(self,), name="pglease-election", daemon=True)
+        self.stopping = threading.Event()
+        self.before = before
+        self.once = self.ended = False
+
+
 class LeaderElection:
     """Campaigns for a lease, leads while it is held, and campaigns again after a loss.
 
@@ -91,6 +108,7 @@ class LeaderElection:
         on_new_leader: called with the record whenever somebody (also this worker) has become the leader, and at the
             beginning if somebody leads; on a thread of its own, while the campaign goes on.
         defer: seconds that this candidate lets others go first when the lease becomes free. Default 0.
+        on_lost: "log" (default), or "exit": a loss ends the process, as for `PGLease.acquire`.
 
     Building it does nothing; `start`, a block, `lead` or `run` begin the campaign.
     """
@@ -106,9 +124,11 @@ class LeaderElection:
         on_stopped: Callable[[], object] | None = None,
         on_new_leader: Callable[[Lease], object] | None = None,
         defer: Duration = 0,
+        on_lost: OnLoss = "log",
     ) -> None:
         with options.all_problems() as problems:
-            self._wanted = problems.check(options.hold_options, name, ttl, metadata=metadata, on_lost="log")
+            problems.check(options.choice, on_lost, "on_lost", get_args(OnLoss))
+            self._wanted = problems.check(options.hold_options, name, ttl, metadata=metadata, on_lost=on_lost)
             self._defer = problems.check(options.seconds, defer, "defer", zero=True)
             for callback, argument in (
                 (on_started, "on_started"),
@@ -145,9 +165,9 @@ class LeaderElection:
 
     def _fresh(self) -> None:
         self._changed = threading.Condition(threading.RLock())
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Campaign | None = None
         self._term: Term | None = None
+        self._terms = 0
         self._herald: Herald | None = None
         self._stands_back_until = 0.0
         self._listeners: dict[Callable[[], None], None] = {}
@@ -174,15 +194,15 @@ class LeaderElection:
     # -- life ----------------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Begin to campaign, on a thread of its own. Does nothing if it runs already."""
+        """Begin to campaign, on a thread of its own. Does nothing if it runs already.
+
+        After a `stop` whose work goes on, the campaign begins when that work has ended.
+        """
         with self._changed:
-            if self._thread is None:
-                self._stopping = threading.Event()
-                self._thread = threading.Thread(
-                    target=self._campaign, args=(self._stopping,), name="pglease-election", daemon=True
-                )
+            if self.over:
+                self._thread = Campaign(self._campaign, before=self._thread)
                 self._thread.start()
-            if self._on_new_leader is not None and self._herald is None and not self._stopping.is_set():
+            if self._on_new_leader is not None and self._herald is None:
                 self._herald = Herald(self.observe(), self._on_new_leader)
                 self._herald.start()
         return self
@@ -207,7 +227,7 @@ class LeaderElection:
                 return True
             # Not by joining: a signal handler may have interrupted this thread while it held the lock, and waiting
             # gives that up as well.
-            if inside or not self._changed.wait_for(lambda: self._thread is not thread, seconds):
+            if inside or not self._changed.wait_for(lambda: thread.ended, seconds):
                 return False
         thread.join(1.0)  # it has nothing more to do
         return True
@@ -219,7 +239,8 @@ class LeaderElection:
     def request_stop(self) -> None:
         """Begin to end the campaign, and return at once."""
         with self._changed:
-            self._stopping.set()
+            if self._thread is not None:
+                self._thread.stopping.set()
             if self._term is not None:
                 self._term.leave()
             self._tell()
@@ -286,14 +307,14 @@ class LeaderElection:
     @property
     def over(self) -> bool:
         """Whether there is no campaign."""
-        return self._thread is None or self._stopping.is_set()
+        return self._thread is None or self._thread.stopping.is_set()
 
     def health(self) -> Health:
         """Answer a health probe: not well when work goes on without a confirmed lease, or the campaign has died."""
         term, thread = self._term, self._thread
         if term is not None and term.workers and not term.lease.held:
             return Health(ok=False, reason=f"work goes on though the lease {self.name!r} is not held")
-        if thread is not None and not thread.is_alive() and not self._stopping.is_set():
+        if thread is not None and not thread.is_alive() and not thread.stopping.is_set():
             return Health(ok=False, reason=f"the campaign for {self.name!r} has died")
         return Health(ok=True, reason="leads" if self.is_leader else "does not lead")
 
@@ -330,8 +351,26 @@ class LeaderElection:
     ) -> None:
         """Campaign with these callbacks until `stop`, or an exception such as Ctrl-C in this thread."""
         self._on_started, self._on_stopped, self._on_new_leader = on_started, on_stopped, on_new_leader
-        with self._running():
-            self._stopping.wait()
+        with self._running() as campaign:
+            campaign.stopping.wait()
+
+    def run_once(
+        self, on_started: Callable[[HeldLease], object], on_stopped: Callable[[], object] | None = None
+    ) -> bool:
+        """Campaign until this worker has led once, and its term is over; then campaign no more.
+
+        Args:
+            on_started, on_stopped: as for the class.
+
+        Returns:
+            whether it led; False if `stop` came first.
+        """
+        self._on_started, self._on_stopped = on_started, on_stopped
+        terms = self._terms
+        with self._running() as campaign, self._changed:
+            campaign.once = True
+            self._changed.wait_for(lambda: campaign.ended)
+        return self._terms > terms
 
     def leader_only(self, function: Callable[P, R]) -> Callable[P, R | None]:
         """Decorate a function so that it runs only while this worker leads; else it answers None.
@@ -391,8 +430,12 @@ class LeaderElection:
 
     # -- the campaign --------------------------------------------------------------------------------------------------
 
-    def _campaign(self, stopping: threading.Event) -> None:
+    def _campaign(self, campaign: Campaign) -> None:
+        stopping = campaign.stopping
         try:
+            if campaign.before is not None:
+                campaign.before.join()
+                campaign.before = None
             pause = 0.1
             while self._may_stand(stopping):
                 try:
@@ -407,11 +450,16 @@ class LeaderElection:
                 pause = 0.1
                 if isinstance(taken, HeldLease):
                     self._serve(taken, stopping)
+                    if campaign.once:
+                        break
         finally:
             with self._changed:
                 stopping.set()
-                self._thread = None
-                herald, self._herald = self._herald, None
+                campaign.ended = True
+                herald: Herald | None = None
+                if self._thread is campaign:
+                    self._thread = None
+                    herald, self._herald = self._herald, None
                 self._tell()
             if herald is not None:
                 herald.close()
@@ -471,6 +519,7 @@ class LeaderElection:
             if term.failed:
                 self._stands_back_until = max(self._stands_back_until, clock.now() + AFTER_A_FAILURE)
             self._term = None
+            self._terms += 1
             self._tell()
         if self._on_stopped is not None:
             try:
@@ -492,13 +541,15 @@ class LeaderElection:
     # -- work ----------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _running(self) -> Iterator[None]:
+    def _running(self) -> Iterator[Campaign]:
         """Campaign for the block, unless that is done already."""
         with self._changed:
-            begun_here = self._thread is None
+            begun_here = self.over
             self.start()
+            campaign = self._thread
+            assert campaign is not None
         try:
-            yield
+            yield campaign
         finally:
             if begun_here:
                 self.stop()

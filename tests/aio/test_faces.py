@@ -46,7 +46,9 @@ def test_every_public_verb_of_the_client_is_there_and_what_asks_the_store_is_awa
     }
 
     assert missing == set()
-    assert plain == {"acquire", "adopt", "singleton_task", "held", "holding", "waiting", "watch"} | PRIMITIVES
+    assert (
+        plain == {"acquire", "adopt", "singleton_task", "held", "holding", "is_alive", "waiting", "watch"} | PRIMITIVES
+    )
 
 
 def test_everything_a_handle_says_and_does_is_on_both_handles():

@@ -353,3 +353,57 @@ def test_a_grant_that_its_own_slots_cannot_place_is_given_back(aleases, rival):
 
     asyncio.run(story())
     assert rival.wait_for_lease("nightly", timeout=10, poll_interval=0.05)
+
+
+def test_a_call_that_only_the_leader_makes_is_cancelled_when_it_leads_no_more(aleases):
+    async def story() -> None:
+        async with aleases.leader_election("chief") as election:
+            assert await election.wait_for_leader(SOON)
+            begun, ended = asyncio.Event(), []
+
+            @election.leader_only
+            async def patrol() -> str:
+                begun.set()
+                try:
+                    await asyncio.sleep(SOON)
+                except asyncio.CancelledError:
+                    ended.append("cancelled")
+                    raise
+                return "went round"
+
+            patrolling = asyncio.ensure_future(patrol())
+            await begun.wait()
+            election.step_down(60)
+
+            assert await asyncio.wait_for(patrolling, SOON) is None
+            assert ended == ["cancelled"]
+            assert await patrol() is None
+
+    asyncio.run(story())
+
+
+def test_a_call_that_only_the_leader_makes_may_raise_or_be_cancelled_by_others(aleases):
+    async def story() -> None:
+        async with aleases.leader_election("chief") as election:
+            assert await election.wait_for_leader(SOON)
+            begun = asyncio.Event()
+
+            @election.leader_only
+            async def fails() -> None:
+                raise KeyError("ours")
+
+            @election.leader_only
+            async def sleeps() -> None:
+                begun.set()
+                await asyncio.sleep(SOON)
+
+            with pytest.raises(KeyError, match="ours"):
+                await fails()
+            sleeping = asyncio.ensure_future(sleeps())
+            await begun.wait()
+            sleeping.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sleeping
+            assert election.is_leader
+
+    asyncio.run(story())

@@ -324,6 +324,62 @@ def test_a_candidate_that_defers_lets_others_go_first(store):
     late.stop()
 
 
+def test_a_campaign_begun_after_a_stop_whose_work_went_on_begins_when_that_has_ended(leases):
+    finish, begun = threading.Event(), threading.Semaphore(0)
+
+    def work(lease) -> None:
+        begun.release()
+        finish.wait(SOON)
+
+    election = leases.leader_election("role", on_started=work).start()
+    assert begun.acquire(timeout=SOON)
+    assert election.stop(timeout=0) is False
+
+    election.start()
+    election.start()  # changes nothing
+    assert not begun.acquire(blocking=False)
+    finish.set()
+
+    assert begun.acquire(timeout=SOON)
+    assert election.wait_for_leader(SOON)
+    assert election.stop(SOON)
+    assert election.has_ended()
+
+
+def test_to_lead_once_is_to_campaign_no_more(leases, rival):
+    order: list[str] = []
+    election = leases.leader_election("role")
+
+    def work(lease) -> None:
+        order.append("begins")
+        election.step_down(0)
+
+    assert election.run_once(work, lambda: order.append("stopped")) is True
+
+    assert order == ["begins", "stopped"]
+    assert election.has_ended()
+    assert rival.get_lease("role").transitions == 0
+
+
+def test_whoever_stops_before_it_led_has_not_led_once(leases, rival):
+    assert rival.try_acquire("role")
+    election = leases.leader_election("role")
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(election.run_once, lambda _lease: None)
+        wait_until(lambda: not election.over, within=SOON)
+        election.stop()
+
+        assert running.result(SOON) is False
+
+
+def test_a_leader_may_end_its_process_on_a_loss(leases):
+    election = leases.leader_election("role", on_lost="exit")
+    assert election._wanted.on_lost == "exit"
+    with pytest.raises(ConfigurationError, match="on_lost must be one of 'log', 'exit'"):
+        leases.leader_election("role", on_lost="raise")
+
+
 # -- probes, trouble, misuse -------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,227 @@
+"""What helps while a lease is in danger: warnings, signs of progress, a process that ends with its lease, signals."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from pglease import BackendUnavailable, ConfigurationError, Event, MemoryBackend, PGLease, install_signal_handlers
+from tests.support import worlds
+from tests.support.worlds import child, wait_until
+
+SOON = 60.0
+
+
+class Deaf(MemoryBackend):
+    """A store that cannot be reached by renewals while it is `deaf`."""
+
+    deaf = True
+    renewals = 0
+
+    def renew(self, renewals, budget):
+        self.renewals += 1
+        if self.deaf:
+            raise BackendUnavailable("no answer")
+        return super().renew(renewals, budget)
+
+
+class Diary:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def notify(self, event: Event) -> None:
+        self.events.append(event)
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+
+def test_a_warning_comes_before_a_loss_to_the_callback_and_to_observers():
+    diary, warned = Diary(), []
+    backend = Deaf()
+
+    def warn(name: str) -> None:
+        warned.append((name, lease.held))
+
+    with PGLease(backend, observers=[diary], on_at_risk=warn) as leases:
+        lease = leases.wait_for_lease("job", ttl=1.5)
+        assert lease.lost.wait(SOON)
+        wait_until(lambda: "lost" in diary.kinds() and warned, SOON)
+
+    assert [name for name, _ in warned] == ["job"]
+    kinds = [kind for kind in diary.kinds() if kind in {"at_risk", "lost"}]
+    assert kinds == ["at_risk", "lost"]
+    (risk,) = [event for event in diary.events if event.kind == "at_risk"]
+    assert 0 < risk.seconds <= 0.5
+
+
+def test_after_a_renewal_the_next_danger_is_told_again():
+    told = threading.Semaphore(0)
+    backend = Deaf()
+    with PGLease(backend, on_at_risk=lambda _: told.release()) as leases:
+        lease = leases.wait_for_lease("job", ttl=6)
+        assert told.acquire(timeout=SOON)
+        backend.deaf = False
+        lease.renew()
+        backend.deaf = True
+
+        assert told.acquire(timeout=SOON)
+        assert lease.held or lease.loss is not None
+
+
+def test_what_is_renewed_in_time_is_never_at_risk():
+    diary = Diary()
+    backend = Deaf()
+    backend.deaf = False
+    with PGLease(backend, observers=[diary]) as leases:
+        leases.wait_for_lease("job", ttl=30)
+        hold = leases.taking.holds["job"]
+        leases.heartbeat_manager.renew(hold, None)
+
+    assert "at_risk" not in diary.kinds()
+
+
+def test_a_callback_must_be_a_plain_function():
+    async def warn(name: str) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="on_at_risk must be a plain function"):
+        PGLease(MemoryBackend(), on_at_risk=warn)
+
+
+def test_work_that_shows_no_progress_is_not_renewed_and_loses_its_lease():
+    backend = Deaf()
+    backend.deaf = False
+    with PGLease(backend) as leases:
+        lease = leases.wait_for_lease("job", ttl=1.5)
+        lease.require_progress(3600)
+        wait_until(lambda: backend.renewals > 1, SOON)
+        assert lease.held
+
+        lease._hold.progress_at -= 7200  # an hour without a sign
+        assert lease.lost.wait(SOON)
+
+        assert lease.loss.reason == "expired"
+        assert leases.wait_for_lease("job", timeout=SOON)
+
+
+@pytest.mark.parametrize("sign", ["progress", "renew"])
+def test_a_sign_of_progress_keeps_it(sign):
+    backend = Deaf()
+    backend.deaf = False
+    with PGLease(backend) as leases:
+        lease = leases.wait_for_lease("job", ttl=30)
+        lease.require_progress(60)
+        lease._hold.progress_at -= 120
+        assert lease._hold.stalls
+
+        getattr(lease, sign)()
+
+        assert not lease._hold.stalls
+        lease._hold.progress_at -= 120
+        lease.require_progress(None)
+        assert not lease._hold.stalls
+
+
+def test_the_renewer_says_that_it_lives():
+    with PGLease(MemoryBackend()) as leases:
+        assert leases.is_alive()
+        leases.try_acquire("job")
+        assert leases.is_alive()
+
+
+EXITS = """
+import sys, time, pglease
+leases = pglease.PGLease(dsn, "child", margin=1, on_lease_lost=lambda name: say("lost", name))
+with leases.acquire("job", ttl=4, on_lost="exit") as lease:
+    say("held")
+    if sys.argv[2] == "cut off":
+        def silent(*_): raise pglease.BackendUnavailable("no answer")
+        leases.backend.renew = silent
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+"""
+
+
+def test_a_process_ends_before_its_lease_can_be_anybody_elses(dsn):
+    with PGLease(dsn) as leases, child(EXITS, dsn, "cut off") as process:
+        process.hear()
+        assert process.hear(SOON) == "lost job"
+
+        assert process.process.wait(SOON) == 76
+        assert not leases.get_lease("job").is_expired()
+
+
+def test_a_process_whose_lease_was_taken_ends_at_once(dsn):
+    with PGLease(dsn), child(EXITS, dsn, "") as process:
+        process.hear()
+        worlds.steal(dsn, "job")
+
+        assert process.process.wait(SOON) == 76
+
+
+def test_a_block_that_ended_in_time_lets_the_process_live():
+    with PGLease(MemoryBackend()) as leases:
+        with leases.acquire("job", ttl=5, on_lost="exit") as lease:
+            assert 3 < lease.remaining() <= 4.25
+        assert leases.try_acquire("job")
+
+
+SIGNALLED = """
+import time, pglease
+pglease.install_signal_handlers()
+leases = pglease.PGLease(dsn)
+with leases.acquire("job", ttl=600), leases.leader_election("chief", ttl=600) as election:
+    election.wait_for_leader()
+    say("held")
+    time.sleep(600)
+"""
+
+CANCELLED = """
+import asyncio, pglease
+async def main():
+    pglease.cancel_on_signals()
+    leases = pglease.AsyncPGLease(dsn)
+    async with leases.acquire("job", ttl=600), leases.leader_election("chief", ttl=600) as election:
+        await election.wait_for_leader()
+        say("held")
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            say("cancelled")
+            raise
+try:
+    asyncio.run(main())
+except asyncio.CancelledError:
+    raise SystemExit(143)
+"""
+
+
+@pytest.mark.parametrize("script", [SIGNALLED, CANCELLED], ids=["threads", "asyncio"])
+def test_a_signal_ends_a_program_in_order_and_what_it_held_is_free(dsn, script):
+    with PGLease(dsn) as leases, child(script, dsn) as process:
+        assert process.hear(SOON) == "held"
+
+        process.send(signal.SIGTERM)
+
+        assert process.process.wait(SOON) == 143
+        assert leases.get_lease("job").given_back
+        assert leases.get_lease("chief").given_back
+
+
+def test_the_earlier_handlers_can_be_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+
+    undo = install_signal_handlers(signal.SIGTERM, signal.SIGHUP)
+
+    assert signal.getsignal(signal.SIGTERM) is not before
+    undo()
+    assert signal.getsignal(signal.SIGTERM) is before
+    with pytest.raises(ConfigurationError, match="can be handled"):
+        install_signal_handlers(signal.SIGKILL)
