@@ -398,8 +398,10 @@ class Waiter:
             found = end.value
             return found
         finally:
-            conversation.close()
-            self._end(found)
+            try:
+                conversation.close()
+            finally:
+                self._end(found)
 
     def _ask(self, call: Call) -> Generator[Step, Answer, Answer]:
         self.looked_at, self.in_doubt = clock.now(), True

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 FREE, HELD, REFUSED, UNKNOWN = 1, 0, 1, 1
 POLL = 1.0
 """Seconds between two looks of `wait` where the store does not say when to look."""
-ENDS = frozenset({"released", "expired", "deleted"})
 
 
 @click.command(
@@ -120,7 +119,7 @@ def wait(ctx: click.Context, /, *, name: str, timeout: float | None, as_json: bo
     leases = open_client(ctx)
     deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
     lease = _current(leases.get_lease(name))  # a store that is not there is an error and not a long wait
-    if lease is not None and _becomes_free(leases, name, deadline):
+    if lease is not None and _ends(leases, lease, deadline):
         lease = None
     if as_json:
         printing.say_json(printing.facts_of(lease) if lease else {"name": name, "held": False})
@@ -188,11 +187,12 @@ def cleanup(ctx: click.Context, /, *, older_than: float, as_json: bool, quiet: b
     return 0
 
 
-def _becomes_free(leases: PGLease, name: str, deadline: float) -> bool:
-    """Wait until the hold has ended; its end counts though somebody else may have taken the name right after."""
-    with leases.watch(name, poll_interval=POLL) as watch:
+def _ends(leases: PGLease, lease: Lease, deadline: float) -> bool:
+    """Wait until a hold is over; its end counts though somebody else may have taken the name right after."""
+    with leases.watch(lease.name, poll_interval=POLL) as watch:
         while (change := watch.next(max(0.0, deadline - time.monotonic()))) is not None:
-            if change.kind in ENDS or change.lease.is_expired():
+            another = change.lease.fencing_token != lease.fencing_token
+            if another or change.kind != "present" or change.lease.is_expired():
                 return True
     return False
 

@@ -181,7 +181,7 @@ def test_exit_does_not_wait_for_a_frozen_server(
     assert holder.line() == "bye"
     assert holder.process.wait(20) == 0
 
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 15
     assert "Traceback" not in holder.errors()
     server.thaw()
 

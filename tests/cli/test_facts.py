@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pglease import PGLease
+
 
 @pytest.fixture
 def held(leases):
@@ -109,6 +111,17 @@ def test_wait_ends_when_the_lease_is_released(call, held, leases):
     code, out, _ = call("wait", "job", "--timeout", "20s")
 
     assert (code, out) == (0, "'job' is free\n")
+
+
+def test_wait_ends_with_the_hold_though_another_began_before_anybody_looked(call, held, leases, monkeypatch):
+    def watch(self, *args, real=PGLease.watch, **kwargs):
+        assert leases.release("job")
+        assert leases.try_acquire("job", ttl="10m")
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(PGLease, "watch", watch)
+
+    assert call("wait", "job", "-q", "--timeout", "20s")[0] == 0
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])

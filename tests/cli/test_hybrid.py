@@ -22,10 +22,10 @@ def test_a_dead_session_kills_the_whole_group_without_grace(start, on_hybrid, ds
 
     watch = Stopwatch()
     end_session_of(dsn, "job")
-    until(lambda: command.members() == [], 10)
+    until(lambda: command.members() == [], 20)
 
-    assert watch.seconds < 5
-    assert running.wait(10) == 76
+    assert watch.seconds < 15
+    assert running.wait(20) == 76
     assert "session" in running.stderr.read()
 
 
@@ -39,7 +39,7 @@ def test_a_killed_pglease_frees_its_lease_within_moments(start, on_hybrid, dsn, 
         watch = Stopwatch()
         lease = heir.wait_for_lease("job", timeout=30)
 
-        assert watch.seconds < 5
+        assert watch.seconds < 15
         assert lease.fencing_token == 2
         assert command.members() == []
 

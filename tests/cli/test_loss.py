@@ -128,7 +128,7 @@ def test_a_killed_pglease_takes_its_command_along_and_the_lease_lapses(start, co
 
     os.kill(running.pid, signal.SIGKILL)
 
-    until(lambda: command.members() == [], 2, "the end of the command")
+    until(lambda: command.members() == [], 15, "the end of the command")
     assert not leases.get_lease("job").is_expired()
     until(lambda: leases.get_lease("job").is_expired(), 5)
     assert leases.wait_for_lease("job", timeout=5).fencing_token > held.fencing_token
@@ -144,7 +144,7 @@ def test_a_pglease_that_was_stopped_past_its_ttl_kills_the_command_when_it_wakes
     assert command.members()  # nobody was there to end them: this is what the fencing token is for
     running.send_signal(signal.SIGCONT)
 
-    assert running.wait(3) == 76
+    assert running.wait(15) == 76
     assert command.members() == []
 
 
@@ -156,7 +156,7 @@ def test_a_pglease_killed_while_waiting_leaves_nothing(start, leases, until):
 
     waiting.kill()
 
-    until(lambda: not Path(f"/proc/{child}").exists(), 3)
+    until(lambda: not Path(f"/proc/{child}").exists(), 15)
 
 
 def test_a_blocked_standard_error_does_not_save_the_command(start, proxy, behind_proxy, command, sql, until):

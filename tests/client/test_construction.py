@@ -32,11 +32,11 @@ def no_default(monkeypatch) -> Iterator[None]:
 
 
 def test_building_a_client_starts_no_thread_and_connects_to_nothing():
-    before = threading.active_count()
+    before = set(threading.enumerate())
 
     client = PGLease("postgresql://nobody@nowhere.invalid/nothing")
 
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before  # some of another test's may end meanwhile
     client.close()
 
 

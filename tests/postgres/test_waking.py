@@ -220,7 +220,7 @@ def test_connecting_to_listen_ends_in_its_time_though_nobody_answers(proxy: Prox
         with pytest.raises(BackendUnavailable):
             backend.listen(budget(0.5))
 
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
 
 
 @pytest.mark.needs("pgbouncer")
@@ -271,7 +271,7 @@ def test_whoever_arrives_while_the_row_is_locked_waits_for_its_number_only_so_lo
             began = time.monotonic()
             with pytest.raises(BackendUnavailable):
                 backend.queue(Ticket("job", new_lease_id(), "late", LONG), budget(1.0))
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 10
 
         assert backend.queue(Ticket("job", new_lease_id(), "late", LONG), budget()) is not None
 

