@@ -520,11 +520,14 @@ class Nap:
     """
 
     SLICE = 0.05
-    """Seconds after which somebody else's event is looked at again: one cannot wait for two events at once."""
+    """Seconds after which somebody else's event is looked at again: one cannot wait for two events at once, but a
+    `Bell` wakes us."""
 
     def __init__(self, refuse: Callable[[], None], cancel: threading.Event | None = None) -> None:
         self._refuse, self._cancel = refuse, cancel
         self._kicked = Bell()  # a signal handler may close the client, or wait for the same name, wherever it comes
+        self._bell = cancel if isinstance(cancel, Bell) else None
+        self._slice = self.SLICE if cancel is not None and self._bell is None else float("inf")
 
     def kick(self) -> None:
         """Wake it, from any thread."""
@@ -532,6 +535,16 @@ class Nap:
 
     def rest(self, seconds: float) -> None:
         """Rest for so long, or less."""
+        if self._bell is None:
+            self._doze(seconds)
+            return
+        self._bell.tell(self.kick)
+        try:
+            self._doze(seconds)
+        finally:
+            self._bell.untell(self.kick)
+
+    def _doze(self, seconds: float) -> None:
         until = clock.now() + seconds
         while True:
             self._refuse()
@@ -539,7 +552,7 @@ class Nap:
             if self._cancel is not None:
                 if self._cancel.is_set():
                     raise Cancelled
-                left = min(left, self.SLICE)
+                left = min(left, self._slice)
             if self._kicked.wait(max(0.0, left)) or clock.now() >= until:
                 break
         self._kicked.clear()

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, get_args
 
 from pglease import clock, current, forks, identity, options
+from pglease.bell import Bell
 from pglease.errors import BackendClosed, BackendError, ConfigurationError, PgleaseError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import Duration
@@ -84,7 +85,7 @@ class Campaign(threading.Thread):
 
     def __init__(self, run: Callable[[Campaign], None], before: Campaign | None) -> None:
         super().__init__(target=run, args=(self,), name="pglease-election", daemon=True)
-        self.stopping = threading.Event()
+        self.stopping = Bell()
         self.before = before
         self.once = self.ended = False
 

@@ -166,7 +166,7 @@ class GroupContext:
                 return refusal
             # The next round waits for what was refused, holding nothing, and then asks for the others.
             order = sorted(self._wanted, key=lambda wanted: (wanted.name != refusal.name, wanted.name))
-            yield deadline.pause(0.0)
+            yield deadline.pause()
 
     def _round(self, order: list[HoldOptions], deadline: Deadline) -> Talk[tuple[NotAcquired | None, list[HeldLease]]]:
         taken: list[HeldLease] = []

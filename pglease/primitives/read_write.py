@@ -11,6 +11,7 @@ import contextlib
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,6 +22,7 @@ from pglease.options import Duration, OnLost
 from pglease.primitives import talk
 from pglease.primitives.configs import ReadWriteLockConfig, arguments_of
 from pglease.primitives.talk import Deadline, List, Look, Renew, Take, Talk
+from pglease.primitives.vigil import Vigil
 from pglease.records import Lease
 from pglease.taking import not_acquired
 
@@ -31,7 +33,7 @@ READER = "#reader:"
 WRITER = "#writer"
 INTENT_TTL = 5.0
 """Seconds for which a writer that died while it waited keeps readers out, at most."""
-_TTL = "pglease_ttl"
+_INTENT = "pglease_intent"
 _NUMBER = re.compile(r"[0-9]+\Z")
 
 
@@ -70,8 +72,10 @@ class ReadWriteLock:
             problems.check(options.stem, name, "name")
         self.name = wanted.name
         self._reader = wanted
-        # A lapsed hold ends a ttl after its last renewal, a released one before that: the ttl tells the two apart.
-        self._writer = replace(wanted, name=self.name + WRITER, metadata={**wanted.metadata, _TTL: wanted.ttl})
+        # One that waits holds for a span that no writer asks for, so that its death is told from a writer's.
+        self._intent_ttl = 0.99 * min(wanted.ttl, INTENT_TTL)
+        attached = {**wanted.metadata, _INTENT: self._intent_ttl}
+        self._writer = replace(wanted, name=self.name + WRITER, metadata=attached)
 
     @classmethod
     def from_config(cls, leases: PGLease, name: str, config: ReadWriteLockConfig) -> Self:
@@ -169,14 +173,13 @@ class ReadWriteLock:
         """Whether the last writer's lease ran out, by the store: what it wrote may be half done.
 
         Known until the next writer comes, also one that only waits and gives up; and not known of a writer whose hold
-        was renewed by hand with another ttl, or ended by an operator.
+        was ended by an operator.
         """
         record = self.leases.get_lease(self._writer.name)
-        if record is None or not record.is_expired():
+        if record is None or record.given_back or not record.is_expired():
             return False
         ran_for = (record.expires_at - record.heartbeat_at).total_seconds()
-        ttl = record.metadata.get(_TTL)
-        return isinstance(ttl, int | float) and abs(ran_for - ttl) < 0.001
+        return bool(abs(ran_for - record.metadata.get(_INTENT, 0.0)) > 0.001)
 
     def readers(self) -> list[Lease]:
         """Return the records of those who read, by the store."""
@@ -188,16 +191,17 @@ class ReadWriteLock:
         """Return the talk of one acquire for reading."""
         deadline = Deadline(wait)
         self._refuse_to_wait(deadline, lambda name: name == self._writer.name)
-        while True:
-            writer = yield Look(self._writer.name)
-            if writer is None or writer.is_expired():
-                taken = yield from self._raise_flag()
-                writer = yield from self._writer_beside(taken)
-                if writer is None:
-                    return taken
-            if deadline.over():
-                return talk.refused(self.name, writer)
-            yield deadline.pause(writer.time_remaining())
+        with closing(Vigil(self.leases)) as vigil:
+            while True:
+                writer = yield Look(self._writer.name)
+                if writer is None or writer.is_expired():
+                    taken = yield from self._raise_flag()
+                    writer = yield from self._writer_beside(taken)
+                    if writer is None:
+                        return taken
+                if deadline.over():
+                    return talk.refused(self.name, writer)
+                yield deadline.rest(vigil, [writer])
 
     def _raise_flag(self) -> Talk[HeldLease]:
         """Take a reader's place, one that was left if there is one: so there are as few records as places."""
@@ -228,7 +232,7 @@ class ReadWriteLock:
         """Return the talk of one acquire for writing."""
         deadline = Deadline(wait)
         self._refuse_to_wait(deadline, lambda name: name == self._writer.name or self._is_reader(name))
-        intent = replace(self._writer, ttl=min(self._writer.ttl, INTENT_TTL), max_hold=None)
+        intent = replace(self._writer, ttl=self._intent_ttl, max_hold=None)
         while True:
             taken: HeldLease | NotAcquired = yield Take(deadline.of(intent))
             if isinstance(taken, NotAcquired):
@@ -248,16 +252,16 @@ class ReadWriteLock:
 
     def _wait_for_readers(self, writing: HeldLease, deadline: Deadline) -> Talk[Lease | None]:
         """Wait until nobody reads, then lengthen the intent; return a reader if time was over before."""
-        while writing.held:
-            reading = _live(self.name, (yield List(self.name + READER)))
-            if not reading:
-                if writing._hold.ttl != self._writer.ttl:
+        with closing(Vigil(self.leases)) as vigil:
+            while writing.held:
+                reading = _live(self.name, (yield List(self.name + READER)))
+                if not reading:
                     with contextlib.suppress(NotOwnedError):  # it was over by then, and whoever waits begins anew
                         yield Renew(writing, self._writer.ttl)
-                return None
-            if deadline.over():
-                return reading[0]
-            yield deadline.pause(min(record.time_remaining() for record in reading))
+                    return None
+                if deadline.over():
+                    return reading[0]
+                yield deadline.rest(vigil, reading)
         return None
 
     def downgrading(self, writing: HeldLease) -> Talk[HeldLease]:

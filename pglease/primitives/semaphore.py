@@ -17,6 +17,7 @@ from pglease.options import Duration, OnLost
 from pglease.primitives import talk
 from pglease.primitives.configs import SemaphoreConfig, arguments_of
 from pglease.primitives.talk import Deadline, List, Take, Talk
+from pglease.primitives.vigil import Vigil
 from pglease.records import Lease
 from pglease.taking import not_acquired
 
@@ -177,30 +178,40 @@ class Semaphore:
         deadline, refusal = Deadline(wait), None
         if not self._gate.fair or deadline.over():
             taken = yield from self._try_once()
-            if isinstance(taken, HeldLease) or deadline.over():
+            if isinstance(taken, HeldLease):
                 return taken
-            refusal = taken
+            refusal = self._refusal(taken)
+            if deadline.over():
+                return refusal
         gate = yield Take(deadline.of(self._gate))
         if isinstance(gate, NotAcquired):
             said = gate if refusal is None else refusal  # who holds a slot, rather than who waits
             return NotAcquired(self.name, said.lease, said.retry_after)
+        vigil = Vigil(self.leases)
         try:
-            return (yield from self._wait_at(gate, deadline))
+            return (yield from self._wait_at(gate, deadline, vigil))
         finally:
+            vigil.close()
             talk.abandon(gate, self.leases)
 
-    def _wait_at(self, gate: HeldLease, deadline: Deadline) -> Talk[HeldLease | NotAcquired]:
+    def _wait_at(self, gate: HeldLease, deadline: Deadline, vigil: Vigil) -> Talk[HeldLease | NotAcquired]:
         """Hold the gate and take the first slot that is free."""
         while True:
             taken = yield from self._try_once()
-            if isinstance(taken, HeldLease) or deadline.over():
+            if isinstance(taken, HeldLease):
                 return taken
+            if deadline.over():
+                return self._refusal(taken)
             if not gate.held:  # paused for long: others may be at the gate
                 return (yield from self.conversation(deadline.left()))
-            yield deadline.pause(taken.retry_after)
+            yield deadline.rest(vigil, taken)
 
-    def _try_once(self) -> Talk[HeldLease | NotAcquired]:
-        """Look for free slots and try them in a random order, since others look too."""
+    def _refusal(self, holders: list[Lease]) -> NotAcquired:
+        """Name the holder whose slot may be free first."""
+        return talk.refused(self.name, min(holders, key=Lease.time_remaining, default=None))
+
+    def _try_once(self) -> Talk[HeldLease | list[Lease]]:
+        """Look for free slots and try them in a random order, since others look too; else return who holds."""
         limit = self._limit
         live = _live(self.name, (yield List(self.name + SLOT)))
         taken = {number for number, _ in live}
@@ -212,8 +223,7 @@ class Semaphore:
                 if max(taken, default=0) < limit or (yield from self._has_room(answer, limit)):
                     return answer
                 break
-        first = min((record for _, record in live), key=Lease.time_remaining, default=None)
-        return NotAcquired(self.name, first, first.time_remaining() if first is not None else 0.0)
+        return [record for _, record in live]
 
     def _has_room(self, slot: HeldLease, limit: int) -> Talk[bool]:
         """Count once more with `slot` taken, and give it back if it is one too many.

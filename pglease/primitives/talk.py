@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
@@ -18,11 +18,10 @@ from pglease.options import HoldOptions
 
 if TYPE_CHECKING:
     from pglease.client import PGLease
+    from pglease.primitives.vigil import Vigil
+    from pglease.records import Lease
 
 T = TypeVar("T")
-
-LONGEST_PAUSE = 1.0
-"""Seconds between two looks at most, for releases that nobody announced."""
 
 
 class Take(NamedTuple):
@@ -57,7 +56,15 @@ class Pause(NamedTuple):
     seconds: float
 
 
-Wish: TypeAlias = Take | Look | List | Renew | Pause
+class Rest(NamedTuple):
+    """Let so many seconds pass, or less: until one of `names` is released, as far as `vigil` hears of it."""
+
+    vigil: Vigil
+    names: tuple[str, ...]
+    seconds: float
+
+
+Wish: TypeAlias = Take | Look | List | Renew | Pause | Rest
 Talk: TypeAlias = Generator[Wish, Any, T]
 
 
@@ -84,10 +91,15 @@ class Deadline:
         """Return the same options with what is left as their wait."""
         return replace(wanted, wait=None if self._once else self.left())
 
-    def pause(self, retry_after: float) -> Pause:
-        """Return a pause until something may have changed, not in step with others, within the time that is left."""
-        seconds = min(retry_after + 0.005, LONGEST_PAUSE)
-        return Pause(min(self.left(), seconds * random.uniform(0.8, 1.0)))  # to spread, not to hide
+    def pause(self) -> Pause:
+        """Return a pause of a few milliseconds, not in step with others, within the time that is left."""
+        return Pause(min(self.left(), 0.005 * random.uniform(0.8, 1.0)))  # to spread, not to hide
+
+    def rest(self, vigil: Vigil, records: Iterable[Lease]) -> Rest:
+        """Return a rest until one of these holds may be over, within the time that is left."""
+        holds = list(records)
+        over = min((record.time_remaining() for record in holds), default=0.0) + 0.005
+        return Rest(vigil, tuple(record.task_name for record in holds), min(self.left(), over))
 
 
 def run(talk: Talk[T], leases: PGLease) -> T:
@@ -112,7 +124,15 @@ def _grant(wish: Wish, leases: PGLease) -> Any:
         return leases.taking.take(wish.wanted)
     if isinstance(wish, Pause):
         return leases.taking.nap(wish.seconds)
+    if isinstance(wish, Rest):
+        if not wish.vigil.mark(wish.names):
+            wish.vigil.bell.wait(_length(wish))
+        return leases.taking.refuse_if_closed()
     return look(wish, leases)
+
+
+def _length(rest: Rest) -> float:
+    return min(rest.seconds, rest.vigil.longest()) * random.uniform(0.8, 1.0)  # not in step with others
 
 
 def look(wish: Look | List | Renew, leases: PGLease) -> Any:
@@ -137,6 +157,11 @@ async def arun(talk: Talk[T], leases: PGLease) -> T:
                 elif isinstance(wish, Pause):
                     answer = None
                     await leases.taking.anap(wish.seconds)
+                elif isinstance(wish, Rest):
+                    answer = None
+                    if not await drive.ask(functools.partial(wish.vigil.mark, wish.names)):
+                        await drive.asleep(_length(wish), wish.vigil.bell)
+                    leases.taking.refuse_if_closed()
                 else:
                     answer = await drive.ask(functools.partial(look, wish, leases))
             except BaseException as error:  # noqa: BLE001  # as above

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -149,6 +150,41 @@ def test_a_writer_that_died_has_poisoned_it(leases, rival):
     with lock.write():
         pass
     assert not lock.poisoned
+
+
+@pytest.mark.parametrize("ttl", [0.4, 90])
+def test_a_writer_that_was_renewed_by_hand_with_another_ttl_and_died_has_poisoned_it(leases, rival, store, ttl):
+    lock = rival.read_write_lock("book")
+    dead = leases.read_write_lock("book", ttl=30, on_lost="log").acquire_write()
+    dead.renew(ttl)
+    leases.heartbeat_manager.end(dead._hold)  # it stands still: nobody renews it
+    store.lapse("book#writer")
+
+    assert lock.poisoned
+    assert dead.release() is False
+
+
+def test_a_writer_that_died_while_it_waited_has_poisoned_nothing(leases, rival):
+    lock = leases.read_write_lock("book", ttl=0.6)
+    waiting = leases.taking.take(replace(lock._writer, ttl=lock._intent_ttl, heartbeat=False))
+
+    assert waiting.lost.wait(30)
+    wait_until(lambda: rival.get_lease("book#writer").is_expired(), within=30)
+
+    assert not rival.read_write_lock("book").poisoned
+
+
+def test_whoever_waits_is_woken_by_the_release(leases, rival, looks_seldom):
+    for ours, theirs in (("read", "write"), ("write", "read")):
+        lock, other = leases.read_write_lock("book"), rival.read_write_lock("book")
+        first = getattr(other, f"acquire_{theirs}")()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(getattr(lock, f"acquire_{ours}"), 120)
+            looks_seldom()
+
+            first.release()
+
+            assert waiting.result(60).release()
 
 
 def test_a_writer_that_died_while_it_waited_keeps_readers_out_for_its_short_intent(leases, rival):

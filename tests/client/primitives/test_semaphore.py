@@ -30,6 +30,18 @@ def test_as_many_hold_as_the_limit_says(leases, rival):
     second.release()
 
 
+def test_whoever_waits_is_woken_by_the_release(leases, rival, looks_seldom):
+    held = [rival.semaphore("db", 2).acquire() for _ in range(2)]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(leases.semaphore("db", 2).acquire, 120)
+        looks_seldom()
+
+        held[1].release()
+
+        assert waiting.result(60).release()
+    held[0].release()
+
+
 def test_a_wait_that_is_over_says_who_holds(leases, rival):
     with rival.semaphore("db", 1), pytest.raises(AcquireTimeout, match="held by 'rival'"):
         leases.semaphore("db", 1).acquire(timeout=0.3)
