@@ -148,7 +148,9 @@ class HeartbeatManager:
     def _plan(self, hold: Hold, *, since: float | None = None) -> None:
         interval = options.interval_for(hold.ttl, self._interval)
         box = options.renewal_box(hold.ttl, hold.margin, interval)
-        sent_at = hold.term.sent_at if since is None else since
+        # A grant that only a later look found has less than its ttl left: then its renewal comes as much earlier.
+        granted_at = hold.term.trusted_until + hold.margin - hold.ttl
+        sent_at = min(hold.term.sent_at, granted_at) if since is None else since
         due = self._schedule.add(hold, interval=interval, box=box, sent_at=sent_at)
         if due < self._wakes_at:
             self._wakes_at = due

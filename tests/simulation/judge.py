@@ -1,0 +1,264 @@
+"""Judges a simulation while it runs: what reliability demands, said as assertions over everything that happens.
+
+It sees both sides, which nobody else does: what the server did, and what each process believes at the same moment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pglease.handles import Hold
+from pglease.records import Granted, Loss, Refused
+from tests.simulation.kernel import Kernel, Process
+from tests.simulation.store import Call, Link, Server
+
+if TYPE_CHECKING:
+    from pglease.heartbeat import HeartbeatManager
+
+WATCHDOG = 0.05
+"""Seconds after its deadline by which a loss is told, however bad the network is."""
+
+GIVEN_BACK = 3.0
+"""Seconds after which, over a good network, nothing is left of an acquisition that came to nothing."""
+THAW = 20.0
+"""Seconds for which a request may be older than the end of the conversation that it belongs to, and more."""
+REMEMBERED = 8
+"""How many holds of a name are followed; those that are over among them, for they must stay over."""
+
+
+@dataclass(eq=False)
+class Belief:
+    """One hold, as the judge follows it."""
+
+    hold: Hold
+    process: Process
+    link: Link
+    began: float
+    over: bool = False
+    losses: int = 0
+    callbacks: int = 0
+    attempts_before: int = 0
+
+
+class Judge:
+    """Knows every grant and every hold, and writes down what must not be."""
+
+    def __init__(self, kernel: Kernel, server: Server, *, calm: bool) -> None:
+        self.kernel, self.server, self.calm = kernel, server, calm
+        self.violations: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.trace: list[str] | None = None
+        self.failed_over_at = float("-inf")
+        self._beliefs: dict[Hold, Belief] = {}
+        self._by_name: dict[str, list[Belief]] = {}
+        self._grants: set[tuple[str, str, int]] = set()
+        self._forced: set[tuple[Any, ...]] = set()
+        self._last_token: dict[str, int] = {}
+        self._called_for: dict[tuple[str, str], int] = {}
+        self._lost_of: Counter[tuple[str, str]] = Counter()
+        server.audit = self.audit
+
+    def note(self, what: str) -> None:
+        """Write down what happened, if somebody reads it."""
+        if self.trace is not None:
+            who = self.kernel.running
+            by = f"{who.process.name}/{who.name}" if who else "world"
+            self.trace.append(f"{self.kernel.now:10.4f}  {by:24} {what}")
+
+    def wrong(self, rule: str, what: str) -> None:
+        """Note a violation."""
+        self.violations.append(f"{rule}: {what}, at {self.kernel.now:.4f}")
+        self.note(f"VIOLATION {rule}: {what}")
+
+    # -- what the server does ------------------------------------------------------------------------------------------
+
+    def audit(self, call: Call, before: dict[str, tuple[str | None, int, Any]]) -> None:
+        """Look at what a request has changed."""
+        if self.trace is not None:
+            self.note(f"server: {call.verb}{call.args} -> {call.value}")
+        if isinstance(call.value, Refused):
+            return
+        rows, now = self.server.store.rows, self.server.store._store.now()
+        if isinstance(call.value, Granted):
+            name = call.args[0].name
+            old, row = before.get(name), rows[name]
+            if old is None or old[1] != row.fencing_token:
+                self._granted(name, row.lease_id, row.fencing_token)
+                if call.verb == "adopt" and (old is None or old[0] != call.args[0].lease_id or old[2] <= now):
+                    self.wrong("S2", f"{name} was handed over by somebody who did not hold it")
+        mine = {renewal.name: renewal.lease_id for renewal in call.args[0]} if call.verb == "renew" else {}
+        if call.verb == "release":
+            mine = {call.args[0]: call.args[1]}
+        for name, lease_id in mine.items():
+            self._only_own(call, name, lease_id, before.get(name), now)
+        if call.verb == "force_release" and call.value:
+            self.counts["forced"] += 1
+            self._forced.add(call.args)
+        self.look()
+
+    def _granted(self, name: str, lease_id: str, token: int) -> None:
+        self.counts["grants"] += 1
+        if token <= self._last_token.get(name, 0):
+            self.wrong("S3", f"{name} was granted under token {token} after {self._last_token[name]}")
+        self._last_token[name] = max(token, self._last_token.get(name, 0))
+        self._grants.add((name, lease_id, token))
+        for belief in self._believers(name):
+            if belief.hold.lease_id != lease_id:
+                self.wrong("S1", f"{name} was granted anew while {belief.process.name} believes in it")
+
+    def _only_own(self, call: Call, name: str, lease_id: str, old: Any, now: Any) -> None:
+        row = self.server.store.rows.get(name)
+        if old is None:
+            return
+        if row is None:
+            self.wrong("S3", f"{call.verb} deleted {name}, and its token with it")
+        elif (row.fencing_token, row.expires_at) != (old[1], old[2]) and (old[0] != lease_id or old[2] <= now):
+            self.wrong("S2", f"{call.verb} of {name} touched a hold that is not its own")
+
+    # -- what processes believe ----------------------------------------------------------------------------------------
+
+    def register(self, hold: Hold, process: Process, link: Link) -> None:
+        """Follow a hold from its first moment on."""
+        belief = Belief(hold, process, link, self.kernel.now)
+        self._beliefs[hold] = belief
+        self._by_name.setdefault(hold.name, []).append(belief)
+        if (hold.name, hold.lease_id, hold.claim.fencing_token) not in self._grants:
+            self.wrong("S4", f"{process.name} has {hold.name} though nobody granted it")
+        self.note(f"holds {hold.name}, token {hold.claim.fencing_token}")
+        self.look()
+
+    def look(self) -> None:
+        """Compare every belief with the facts."""
+        for name, beliefs in self._by_name.items():
+            believers = [belief for belief in beliefs if self._believes(belief)]
+            if len(believers) > 1:
+                who = ", ".join(f"{b.process.name} (token {b.hold.claim.fencing_token})" for b in believers)
+                self.wrong("S1", f"{name} is held by {who}")
+            for belief in believers:
+                self._is_fact(belief)
+            self._by_name[name] = [belief for belief in beliefs if not belief.process.dead][-REMEMBERED:]
+
+    def _is_fact(self, belief: Belief) -> None:
+        hold, row = belief.hold, self.server.store.rows.get(belief.hold.name)
+        now = self.server.store._store.now()
+        if row is None or row.lease_id != hold.lease_id or row.expires_at <= now:
+            self.wrong("S1", f"{belief.process.name} believes in {hold.name}, which the server does not know as its")
+
+    def _believers(self, name: str) -> list[Belief]:
+        return [belief for belief in self._by_name.get(name, ()) if self._believes(belief)]
+
+    def _believes(self, belief: Belief) -> bool:
+        """Tell whether a process may act on a hold now, by the real code; what promises nothing is left out."""
+        process, hold = belief.process, belief.hold
+        if process.dead:
+            return False
+        running, self.kernel.running, self.kernel.acting = self.kernel.running, None, process
+        try:
+            held = hold.held()
+        finally:
+            self.kernel.running, self.kernel.acting = running, None
+        if held and belief.over:
+            self.wrong("S2", f"{process.name} holds {hold.name} again after it was over")
+        belief.over = belief.over or not held
+        if (hold.name, hold.claim.fencing_token) in self._forced or process.moment(
+            hold.term.sent_at
+        ) <= self.failed_over_at:
+            return False  # an operator ended it, or a failover lost it: it goes on until it is told, or its deadline
+        return held
+
+    def confirmed(self, hold: Hold) -> None:
+        """Look after a renewal that the holder believes in."""
+        self.counts["renewals"] += 1
+        belief = self._beliefs[hold]
+        belief.attempts_before = belief.link.attempts[hold.lease_id]
+        self.note(f"renewed {hold.name}, token {hold.claim.fencing_token}, until {hold.due:.3f} of its clock")
+        self.look()
+
+    def doubted(self, process: Process, link: Link, name: str) -> None:
+        """Look a while after an acquisition that came to nothing: what it may have been granted is given back."""
+        since, generation, weather = self.kernel.now, self.server.generation, self.server.weather
+        rough = weather.lost or weather.busy or weather.slow or self.kernel.stalls
+
+        def look() -> None:
+            troubled = process.dead or process.stopped(since, self.kernel.now) or link.cut_out_until > since
+            # A server that was frozen may serve what was asked before after what was asked later: that lapses.
+            thawed = self.server.frozen_until > since - THAW
+            if rough or troubled or thawed or generation != self.server.generation:
+                return
+            row, store = self.server.store.rows.get(name), self.server.store._store
+            if row is None or row.expires_at <= store.now() or row.owner_id != process.name:
+                return
+            known = any(belief.hold.lease_id == row.lease_id for belief in self._beliefs.values())
+            if not known and (store.now() - row.acquired_at).total_seconds() > self.kernel.now - since:
+                self.wrong("S4", f"{name} is held by {process.name}, which was told that it failed")
+
+        self.kernel.after(GIVEN_BACK, look)
+
+    # -- losses --------------------------------------------------------------------------------------------------------
+
+    def lost(self, manager: HeartbeatManager, hold: Hold, loss: Loss) -> None:
+        """Judge a loss as it is declared."""
+        belief = self._beliefs[hold]
+        belief.over = True
+        belief.losses += 1
+        self.counts[f"lost: {loss.reason}"] += 1
+        self.note(f"lost {hold.name}: {loss.reason}")
+        if belief.losses > 1:
+            self.wrong("once", f"{hold.name} was lost twice in {belief.process.name}")
+        if loss.reason == "closed":
+            return
+        self._lost_of[belief.process.name, hold.name] += 1
+        lapsed = self.kernel.clock() >= hold.due
+        if hold.releases:  # it had ended here before, and the release found out
+            return
+        if loss.reason in {"unreachable", "max_hold"} or (loss.reason == "expired" and lapsed):
+            self._in_time(belief)
+            if loss.reason != "max_hold":
+                self._with_cause(belief)
+
+    def _in_time(self, belief: Belief) -> None:
+        """The notice of a deadline comes at it: neither before nor long after."""
+        process, due = belief.process, belief.process.moment(belief.hold.due)
+        late = self.kernel.now - max(due, belief.began)
+        if self.kernel.now < due - 1e-6:
+            self.wrong("notice", f"{belief.hold.name} was given up {due - self.kernel.now:.3f} s before its deadline")
+        allowed = WATCHDOG + process.stopped(due - 0.001, self.kernel.now) + process.stolen / process.rate
+        if late > allowed:
+            self.wrong("notice", f"the loss of {belief.hold.name} was told {late:.3f} s after its deadline")
+
+    def _with_cause(self, belief: Belief) -> None:
+        """A lease that is renewed is lost for a reason: in calm weather never, else not before it was tried."""
+        hold, process = belief.hold, belief.process
+        if not hold.wanted.heartbeat:
+            return
+        if self.calm:
+            self.wrong("needless", f"{hold.name} was lost though nothing was wrong")
+        since = process.moment(hold.term.sent_at)
+        tries = belief.link.attempts[hold.lease_id] - belief.attempts_before
+        if not tries and not process.stopped(since, self.kernel.now) and not self.kernel.stalls:
+            self.wrong("needless", f"{hold.name} was lost though nobody tried to renew it")
+
+    def called_back(self, process: Process, name: str) -> None:
+        """Count a call of `on_lease_lost`."""
+        key = (process.name, name)
+        self._called_for[key] = self._called_for.get(key, 0) + 1
+        if self._called_for[key] > self._lost_of[key]:
+            self.wrong("once", f"{process.name} was told of a loss of {name} that there was not")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def end(self, processes: list[Process]) -> None:
+        """Judge what can be said only at the end."""
+        alive = {process.name for process in processes if not process.dead}
+        for key, losses in self._lost_of.items():
+            if key[0] in alive and self._called_for.get(key, 0) != losses:
+                self.wrong(
+                    "once", f"{key[0]} lost {key[1]} {losses} times, and was told {self._called_for.get(key, 0)}"
+                )
+        for belief in self._beliefs.values():
+            if belief.process.name in alive and self._believes(belief):
+                self.wrong("end", f"{belief.process.name} still believes in {belief.hold.name}")
+        for failure in self.kernel.failures:
+            self.wrong("died", failure)

@@ -1,0 +1,206 @@
+"""The kill list: what people get wrong in leases, put into the real code one at a time.
+
+Each of these has been shipped by somebody. A simulation that does not notice one of them proves nothing about the
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pglease import clock, options
+from pglease.backends import memory
+from pglease.backends.base import Budget
+from pglease.errors import BackendUnavailable
+from pglease.handles import Hold
+from pglease.heartbeat import RELEASE_BOX, HeartbeatManager
+from pglease.records import Lease, Loss, Released, Unknown
+from pglease.taking import Taking
+from pglease.term import Term
+from tests.simulation import kernel as virtual
+from tests.simulation.store import Server, Store
+from tests.simulation.world import Stage
+
+PATIENCE = 500
+"""Seeds within which each of them must be noticed."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One mistake: what it is, and how to make it."""
+
+    name: str
+    mistake: str
+    make: Callable[[Stage], None]
+
+
+KILL_LIST: list[Mutant] = []
+
+
+def mutant(name: str, mistake: str) -> Callable[[Callable[[Stage], None]], Callable[[Stage], None]]:
+    """Put a mistake on the list."""
+
+    def enter(make: Callable[[Stage], None]) -> Callable[[Stage], None]:
+        KILL_LIST.append(Mutant(name, mistake, make))
+        return make
+
+    return enter
+
+
+@mutant("response-anchor", "belief is counted from when the reply came, not from when the request left")
+def _(stage: Stage) -> None:
+    begin = Term.begin.__func__  # type: ignore[attr-defined]
+
+    def from_the_reply(cls: type[Term], lease: Lease, *, sent_at: float, **others: Any) -> Term:
+        return begin(cls, lease, sent_at=clock.now(), **others)  # type: ignore[no-any-return]
+
+    stage.patch(Term, "begin", classmethod(from_the_reply))
+
+
+@mutant("renew-by-name", "a renewal extends whatever hold the name has")
+def _(stage: Stage) -> None:
+    renew = Store._renew
+
+    def by_name(store: Store, renewal: Any, now: Any) -> Any:
+        row = store.rows.get(renewal.name)
+        if row is not None and row.lease_id is not None:
+            renewal = type(renewal)(renewal.name, row.lease_id, renewal.ttl)
+        return renew(store, renewal, now)
+
+    stage.patch(memory.MemoryBackend, "_renew", by_name)
+
+
+@mutant("release-by-name", "a release ends whatever hold the name has")
+def _(stage: Stage) -> None:
+    release = memory.MemoryBackend.release
+
+    def by_name(store: Store, name: str, lease_id: str, budget: Any, **others: Any) -> Any:
+        row = store.rows.get(name)
+        return release(store, name, (row and row.lease_id) or lease_id, budget, **others)
+
+    stage.patch(memory.MemoryBackend, "release", by_name)
+
+
+@mutant("delete-on-release", "a release deletes the row, and its token with it")
+def _(stage: Stage) -> None:
+    release = memory.MemoryBackend.release
+
+    def and_delete(store: Store, name: str, lease_id: str, budget: Any, **others: Any) -> Any:
+        outcome = release(store, name, lease_id, budget, **others)
+        if isinstance(outcome, Released):
+            del store.rows[name]
+        return outcome
+
+    stage.patch(memory.MemoryBackend, "release", and_delete)
+
+
+@mutant("cleanup-without-lock", "a cleanup does not keep out inserts that have read the old floor")
+def _(stage: Stage) -> None:
+    stage.patch(Server, "locks_for_cleanup", False)
+
+
+@mutant("no-epoch", "a failover begins no new epoch of tokens")
+def _(stage: Stage) -> None:
+    stage.patch(Store, "next_epoch", lambda _store, _timeline: None)
+
+
+@mutant("wall-clock", "belief is counted on the wall clock, which gets stepped")
+def _(stage: Stage) -> None:
+    def wall() -> float:
+        kernel = virtual._kernel
+        process: Any = kernel.running.process if kernel.running is not None else kernel.acting
+        return virtual.clock() + process.wall  # type: ignore[no-any-return]
+
+    stage.patch(clock, "now", wall)
+
+
+@mutant("ttl-is-interval", "a lease is renewed once per ttl")
+def _(stage: Stage) -> None:
+    stage.patch(options, "interval_for", lambda ttl, _interval=None: ttl)
+
+
+@mutant("error-as-success", "a renewal that was not answered counts as confirmed")
+def _(stage: Stage) -> None:
+    apply = HeartbeatManager._apply
+
+    def hopeful(manager: HeartbeatManager, hold: Hold, renewal: Any, outcome: Any, sent_at: float) -> None:
+        if isinstance(outcome, Unknown):
+            margin = manager.margin_for(renewal.ttl)
+            hold.confirm(Term(hold.term.lease, sent_at, sent_at + renewal.ttl - margin, hold.bond))
+        apply(manager, hold, renewal, outcome, sent_at)
+
+    stage.patch(HeartbeatManager, "_apply", hopeful)
+
+
+@mutant("loop-dies", "the first error ends the thread that renews")
+def _(stage: Stage) -> None:
+    def until_the_first(manager: HeartbeatManager) -> None:
+        try:
+            while manager._listen():
+                manager._renew_due()
+        except BackendUnavailable:
+            return
+
+    stage.patch(HeartbeatManager, "_run", until_the_first)
+    stage.patch(HeartbeatManager, "_ask", lambda manager, renewals, budget: manager.backend.renew(renewals, budget))
+
+
+@mutant("lost-at-next-renewal", "a holder learns of a loss only when it renews")
+def _(stage: Stage) -> None:
+    stage.patch(Hold, "held", lambda hold: not hold.over)
+    stage.patch(Hold, "overdue", lambda _hold: None)
+
+
+@mutant("resurrect", "a late confirmation brings a lost hold back")
+def _(stage: Stage) -> None:
+    confirm = Hold.confirm
+
+    def revive(hold: Hold, term: Term) -> bool:
+        if hold.loss is not None:
+            hold.loss = None
+        hold.term = term
+        return confirm(hold, term)
+
+    stage.patch(Hold, "confirm", revive)
+
+
+@mutant("release-first", "the store is told of a release before the holder stops acting")
+def _(stage: Stage) -> None:
+    settle = HeartbeatManager.settle
+
+    def store_first(manager: HeartbeatManager, hold: Hold, seconds: float) -> Any:
+        if not hold.over:
+            manager.backend.release(hold.name, hold.lease_id, Budget.of(RELEASE_BOX, clock.now), min_hold=hold.min_hold)
+        return settle(manager, hold, seconds)
+
+    stage.patch(HeartbeatManager, "settle", store_first)
+
+
+@mutant("unknown-is-failure", "an acquisition whose answer was lost counts as refused, and nothing is given back")
+def _(stage: Stage) -> None:
+    stage.patch(Taking, "_give_back_if_unknown", lambda _taking, _request, _error: None)
+
+
+@mutant("doubt-is-loss", "a renewal that was not answered counts as refused")
+def _(stage: Stage) -> None:
+    apply = HeartbeatManager._apply
+
+    def hopeless(manager: HeartbeatManager, hold: Hold, renewal: Any, outcome: Any, sent_at: float) -> None:
+        if isinstance(outcome, Unknown):
+            hold.lose(Loss("unreachable", outcome.error))
+        else:
+            apply(manager, hold, renewal, outcome, sent_at)
+
+    stage.patch(HeartbeatManager, "_apply", hopeless)
+
+
+@mutant("told-twice", "both the watchdog and the next refusal tell of the same loss")
+def _(stage: Stage) -> None:
+    def again(hold: Hold, loss: Loss) -> bool:
+        hold.loss = loss
+        hold.keeper.lost(hold, loss)
+        return True
+
+    stage.patch(Hold, "lose", again)

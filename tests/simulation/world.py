@@ -1,0 +1,565 @@
+"""One seed: a server, a few processes that run the real client, and what goes wrong meanwhile.
+
+Each seed turns on a random few of the faults (a swarm), so that rare ones meet each other without drowning in the
+common ones. When the bad time is over everything is mended, and everybody must come to an end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from pglease import (
+    bell,
+    client,
+    clock,
+    giveback,
+    handles,
+    heartbeat,
+    identity,
+    listening,
+    notices,
+    taking,
+    waiting,
+    watchdog,
+)
+from pglease.client import PGLease
+from pglease.errors import BackendUnavailable, LeaseLostError, PgleaseError
+from pglease.handles import HeldLease, Hold
+from pglease.heartbeat import HeartbeatManager
+from pglease.records import Handover, Loss
+from pglease.watchdog import Watchdog
+from tests.simulation import kernel as virtual
+from tests.simulation.judge import Judge
+from tests.simulation.kernel import Kernel, Process, Thread
+from tests.simulation.store import Link, Server, Weather
+
+FAULTS = (
+    "delays",
+    "losses",
+    "doubles",
+    "cuts",
+    "pauses",
+    "crashes",
+    "freezes",
+    "failovers",
+    "cleanups",
+    "forces",
+    "locks",
+    "stalls",
+    "steps",
+    "rates",
+)
+"""What a seed may turn on."""
+PATIENCE = 10.0
+"""The box of one conversation with the store: what `PGLease` takes by default."""
+GRACE = 1.0
+"""Seconds of scheduling and of last looks that an answer may come late by."""
+
+
+@dataclass
+class Plan:
+    """What a seed has chosen."""
+
+    faults: frozenset[str]
+    ttls: tuple[float, ...]
+    names: tuple[str, ...]
+    processes: int
+    workers: int
+    seconds: float
+    wakes: bool
+    weather: Weather = field(default_factory=Weather)
+    rates: float = 0.0
+    intensity: float = 3.0
+
+    def told(self) -> str:
+        """Say it, in an order that no hash decides."""
+        return str(replace(self, faults=tuple(sorted(self.faults))))  # type: ignore[arg-type]
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing is turned on that can cost a lease."""
+        return not self.faults & {
+            "delays", "losses", "cuts", "pauses", "freezes", "failovers", "forces", "locks", "stalls", "crashes"
+        }  # fmt: skip
+
+
+def plan(random: Any) -> Plan:
+    """Choose what one seed is about."""
+    faults = frozenset(fault for fault in FAULTS if random.random() < 0.3)
+    shortest = random.choice([1.0, 2.0, 3.0, 6.0, 10.0, 20.0])
+    ttls = (shortest,) if random.random() < 0.6 else (shortest, 2 * shortest)
+    weather = Weather(
+        delay=random.choice([0.002, 0.02, 0.1]) if shortest >= 2 else 0.01,
+        slow=random.choice([0.02, 0.1]) if "delays" in faults else 0.0,
+        lost=random.choice([0.01, 0.05, 0.2]) if "losses" in faults else 0.0,
+        doubled=random.choice([0.05, 0.3]) if "doubles" in faults else 0.0,
+        busy=random.choice([0.02, 0.2]) if "locks" in faults else 0.0,
+        waits=0.5 if "cleanups" in faults else 0.0,
+    )
+    return Plan(
+        faults=faults,
+        ttls=ttls,
+        names=("a", "b", "c")[: random.choice([1, 1, 2, 3])],
+        processes=random.choice([2, 2, 3, 4]),
+        workers=random.choice([1, 1, 1, 2]),
+        seconds=shortest * random.choice([4.0, 8.0]),
+        wakes=random.random() < 0.3,
+        weather=weather,
+        rates=(0.005 if "steps" in faults else 0.04) if "rates" in faults else 0.0,
+        intensity=random.choice([1.0, 3.0, 8.0]),
+    )
+
+
+class Member(Process):
+    """A process that uses the library: one client, one watchdog, a few workers."""
+
+    def __init__(self, world: World, name: str, offset: float, rate: float) -> None:
+        super().__init__(name, offset, rate)
+        self.world = world
+        self.link = Link(world.kernel, world.server, self)
+        self.watchdog = Watchdog()
+        self.wall = 0.0
+        self.busy = 0
+        with world.as_process(self):
+            self.client = PGLease(
+                self.link,  # type: ignore[arg-type]  # its `list` hides the builtin within the class, as in the protocol
+                name,
+                on_lease_lost=lambda lost: world.judge.called_back(self, lost),
+                on_at_risk=lambda _name: world.judge.counts.update(["warnings that little is left"]),
+            )
+
+    def begin(self, workers: int) -> None:
+        """Start its workers."""
+        self.busy = workers
+        for number in range(workers):
+            Thread(self.work, name=f"worker-{number}", process=self).start()
+
+    # -- what a worker does --------------------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Take leases and leave them until the time is over; the last one closes the client."""
+        world, random = self.world, self.world.kernel.random
+        while world.kernel.now < world.until:
+            name, ttl = random.choice(world.plan.names), random.choice(world.plan.ttls)
+            try:
+                self.choose(random)(name, ttl)
+            except LeaseLostError:
+                world.judge.counts["blocks that ended in a loss"] += 1
+            except PgleaseError as error:
+                world.judge.counts[f"refused: {type(error).__name__}"] += 1
+                if isinstance(error, BackendUnavailable):
+                    world.judge.doubted(self, self.link, name)
+            world.kernel.rest(random.expovariate(2.0 / ttl))
+        self.busy -= 1
+        if not self.busy:
+            began = world.kernel.now
+            self.client.close()
+            self.in_time("close", began, 6.0)
+
+    def choose(self, random: Any) -> Callable[[str, float], None]:
+        """Return what to do next."""
+        ways = [self.block, self.wait, self.owned, self.patient, self.heir, self.forgetful]
+        return random.choices(ways, [4, 4, 2, 2, 2, 1])[0]  # type: ignore[no-any-return]
+
+    def block(self, name: str, ttl: float) -> None:
+        """Ask once, in a block."""
+        with self.client.acquire(name, ttl, **self.options(ttl)) as lease:
+            if lease:
+                self.use(lease)
+
+    def wait(self, name: str, ttl: float) -> None:
+        """Wait, in a block."""
+        random = self.world.kernel.random
+        seconds, began = random.random() * 2 * ttl, self.world.kernel.now
+        fair = self.world.plan.wakes and random.random() < 0.5
+        with self.client.acquire(name, ttl, wait=seconds, fair=fair, **self.options(ttl)) as lease:
+            self.in_time("acquire(wait=…)", began, seconds + 2 * PATIENCE)
+            if lease:
+                self.use(lease)
+
+    def owned(self, name: str, ttl: float) -> None:
+        """Ask once; the client owns it."""
+        if self.client.try_acquire(name, ttl):
+            self.work_and_release(name, ttl)
+
+    def patient(self, name: str, ttl: float) -> None:
+        """Wait; the client owns it."""
+        seconds, began = self.world.kernel.random.random() * 2 * ttl, self.world.kernel.now
+        try:
+            self.client.wait_for_lease(name, ttl, timeout=seconds, poll_interval=1.0)
+        finally:
+            self.in_time("wait_for_lease", began, seconds + 2 * PATIENCE)
+        self.work_and_release(name, ttl)
+
+    def work_and_release(self, name: str, ttl: float) -> None:
+        """Hold an owned lease for a while."""
+        self.world.kernel.rest(self.world.kernel.random.random() * 2 * ttl)
+        self.client.release(name)
+
+    def heir(self, name: str, ttl: float) -> None:
+        """Go on with a lease that somebody handed over, if there is one; sometimes two want to."""
+        world, random = self.world, self.world.kernel.random
+        if not world.handovers:
+            return self.block(name, ttl)
+        handover = random.choice(world.handovers)
+        if random.random() < 0.7:
+            world.handovers.remove(handover)
+        with self.client.adopt(handover) as lease:
+            if lease:
+                self.use(lease)
+        return None
+
+    def forgetful(self, name: str, ttl: float) -> None:
+        """Take a lease and lose the handle."""
+        context = self.client.acquire(name, ttl)
+        lease = context.__enter__()
+        if lease:
+            self.world.kernel.rest(self.world.kernel.random.random() * ttl)
+        del lease, context
+
+    def options(self, ttl: float) -> dict[str, Any]:
+        """Return options for one acquisition."""
+        random = self.world.kernel.random
+        chosen: dict[str, Any] = {}
+        if random.random() < 0.1:
+            chosen["min_hold"] = random.random() * ttl
+        elif random.random() < 0.1:
+            chosen["max_hold"] = random.random() * 2 * ttl
+        if random.random() < 0.1 and chosen.get("min_hold", 0.0) <= ttl:
+            chosen["heartbeat"] = False
+        return chosen
+
+    def use(self, lease: HeldLease) -> None:
+        """Work under a lease, looking at it now and then."""
+        random, kernel = self.world.kernel.random, self.world.kernel
+        ttl = lease._hold.ttl
+        for _ in range(random.choice([1, 2, 4])):
+            kernel.rest(random.random() * ttl)
+            self.world.judge.look()
+            if not lease.held:
+                return
+            chance = random.random()
+            if chance < 0.1:
+                lease.renew()
+            elif chance < 0.15:
+                lease.renew(ttl * random.choice([0.5, 2.0]))
+            elif chance < 0.2:
+                lease.ensure(ttl * random.random())
+            elif chance < 0.25:
+                lease.release()
+            elif chance < 0.3:
+                lease.set_metadata({"at": kernel.now})
+            elif chance < 0.35:
+                self.world.handovers.append(lease.transfer("whoever comes"))
+
+    def in_time(self, what: str, began: float, seconds: float) -> None:
+        """See to it that a call came back."""
+        world = self.world
+        took = world.kernel.now - began
+        allowed = seconds / self.rate + self.stopped(began, world.kernel.now) + self.stolen + GRACE
+        if took > allowed:
+            world.judge.wrong("stuck", f"{what} in {self.name} took {took:.2f} s instead of {allowed:.2f} s")
+
+
+class World:
+    """Everything that one seed brings forth."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.kernel = Kernel(seed)
+        virtual.use(self.kernel)
+        self.plan = plan(self.kernel.random)
+        self.kernel.stalls = 0.02 if "stalls" in self.plan.faults else 0.0
+        self.server = Server(self.kernel, self.plan.weather, keeps_history="failovers" in self.plan.faults)
+        if self.plan.wakes:
+            self.server.traits = replace(self.server.traits, wakes_waiters=True, fair=True)
+        self.judge = Judge(self.kernel, self.server, calm=self.plan.calm)
+        self.until = self.plan.seconds
+        self.members: list[Member] = []
+        self.handovers: list[Handover] = []
+        self.knows_epochs = True
+
+    @contextlib.contextmanager
+    def as_process(self, process: Process) -> Iterator[None]:
+        """Let what follows be done by that process, without a thread."""
+        before, self.kernel.acting = self.kernel.acting, process
+        try:
+            yield
+        finally:
+            self.kernel.acting = before
+
+    def run(self) -> None:
+        """Let the seed happen, then mend everything, and judge."""
+        for _ in range(self.plan.processes):
+            self.new_member()
+        self.plan_faults()
+        self.kernel.run(self.until)
+        self.mend()
+        longest = max(self.plan.ttls) * 2 + PATIENCE  # the longest ttl that anybody asks for, and one conversation
+        if not self.kernel.run(self.until + 5 * longest + 40.0, self.all_done):
+            stuck = [f"{m.name}" for m in self.members if not m.dead and m.busy]
+            self.judge.wrong("stuck", f"{', '.join(stuck)} did not come to an end")
+        self.kernel.run(self.kernel.now + 1.2 * longest)
+        self.everything_is_free()
+        self.judge.end(list(self.members))
+
+    def all_done(self) -> bool:
+        """Tell whether every worker has ended."""
+        return not any(member.busy and not member.dead for member in self.members)
+
+    def everything_is_free(self) -> None:
+        """See to it that nothing is held that nobody knows of."""
+        now = self.server.store._store.now()
+        for name, row in self.server.store.rows.items():
+            if row.expires_at > now:
+                self.judge.wrong("end", f"{name} is still held by {row.owner_id}")
+
+    def new_member(self) -> None:
+        """Start a process."""
+        random = self.kernel.random
+        rate = 1.0 + random.uniform(-1, 1) * self.plan.rates
+        member = Member(self, f"p{len(self.members)}", random.random() * 1e5, rate)
+        self.members.append(member)
+        member.begin(self.plan.workers)
+
+    # -- what goes wrong -----------------------------------------------------------------------------------------------
+
+    def plan_faults(self) -> None:
+        """Scatter the faults of this seed over its time."""
+        random, chosen = self.kernel.random, self.plan.faults
+        for fault in ("cuts", "pauses", "crashes", "freezes", "failovers", "cleanups", "forces", "steps"):
+            if fault in chosen:
+                often = self.plan.intensity * (3.0 if fault == "cleanups" else 1.0)
+                for _ in range(1 + int(random.expovariate(1.0 / often))):
+                    self.kernel.at(random.random() * self.until, self.fault(fault))
+        if self.plan.faults & {"steps"}:
+            for member in self.members:
+                self.kernel.at(random.random() * self.until, self.step_wall_clock(member))
+
+    def fault(self, fault: str) -> Callable[[], None]:
+        """Return what makes one fault happen."""
+        happen: Callable[[], None] = getattr(self, fault.rstrip("s") if fault != "crashes" else "crash")
+
+        def do() -> None:
+            self.judge.counts[f"fault: {fault}"] += 1
+            self.judge.note(f"fault: {fault}")
+            happen()
+
+        return do
+
+    def some_member(self) -> Member | None:
+        alive = [member for member in self.members if not member.dead]
+        return self.kernel.random.choice(alive) if alive else None
+
+    def some_time(self) -> float:
+        return self.kernel.random.random() * 1.5 * self.kernel.random.choice(self.plan.ttls)
+
+    def cut(self) -> None:
+        """Cut a process off: both ways, one way, or by refusing it."""
+        if (member := self.some_member()) is not None:
+            until, link = self.kernel.now + self.some_time(), member.link
+            way = self.kernel.random.choice(["both", "out", "in", "refused"])
+            if way != "in":
+                link.cut_out_until = max(link.cut_out_until, until)
+            if way in {"both", "in"}:
+                link.cut_in_until = max(link.cut_in_until, until)
+            link.refused = way == "refused"
+            for ear in link.ears:
+                ear.break_off()
+
+    def pause(self) -> None:
+        """Stop a process for a while, as SIGSTOP does."""
+        if (member := self.some_member()) is not None:
+            until = self.kernel.now + self.some_time()
+            member.paused.append((max(self.kernel.now, member.paused_until), until))
+            member.paused_until = max(member.paused_until, until)
+
+    def crash(self) -> None:
+        """Kill a process; another takes its place."""
+        if (member := self.some_member()) is not None:
+            member.dead = True
+            self.kernel.after(self.some_time(), self.new_member)
+
+    def freeze(self) -> None:
+        """Stop the server for a while; what arrives meanwhile is applied afterwards."""
+        self.server.frozen_until = max(self.server.frozen_until, self.kernel.now + self.some_time())
+
+    def failover(self) -> None:
+        """Let a replica take over that is a little behind."""
+        lag = self.kernel.random.choice([0.0, 0.05, 1.0, 5.0])
+        self.server.fail_over(lag, knows_epochs=self.knows_epochs)
+        self.judge.failed_over_at = self.kernel.now
+        for member in self.members:
+            for ear in member.link.ears:
+                ear.break_off()
+
+    def cleanup(self) -> None:
+        """Have some process delete old rows."""
+        if (member := self.some_member()) is not None:
+            Thread(self.clean, (member,), "cleanup", process=member).start()
+
+    def clean(self, member: Member) -> None:
+        with contextlib.suppress(PgleaseError):
+            member.client.cleanup_expired(older_than=0.0)
+
+    def force(self) -> None:
+        """Have an operator end whatever is held."""
+        name = self.kernel.random.choice(self.plan.names)
+        row, member = self.server.store.rows.get(name), self.some_member()
+        if row is not None and member is not None:
+            Thread(self.force_out, (member, name, row.fencing_token), "operator", process=member).start()
+
+    def force_out(self, member: Member, name: str, token: int) -> None:
+        with contextlib.suppress(PgleaseError):
+            member.client.force_release(name, token)
+
+    def step(self) -> None:
+        """Step the server's clock, forwards by no more than the margin has left."""
+        forwards = 0.02 * min(self.plan.ttls) * 0.5
+        self.server.stepped += self.kernel.random.choice([forwards * 0.1, -self.some_time() * 0.2])
+
+    def step_wall_clock(self, member: Member) -> Callable[[], None]:
+        """Step a process's wall clock, which nothing reads."""
+
+        def do() -> None:
+            member.wall += self.kernel.random.choice([-1, 1]) * self.some_time()
+
+        return do
+
+    def mend(self) -> None:
+        """End all that is wrong; a pause comes to its own end."""
+        now = self.kernel.now
+        self.server.frozen_until = min(self.server.frozen_until, now)
+        weather = self.server.weather
+        weather.slow = weather.lost = weather.doubled = weather.busy = weather.waits = 0.0
+        self.kernel.stalls = 0.0
+        for member in self.members:
+            member.link.cut_out_until = member.link.cut_in_until = now
+
+
+# -- under the real code -----------------------------------------------------------------------------------------------
+
+MODULES = (bell, giveback, handles, heartbeat, listening, notices, taking, waiting, watchdog)
+STAND_INS = {"threading": virtual.Threading, "queue": virtual.Queue, "time": virtual.Time, "random": virtual.Random}
+
+
+class Alarm(logging.Handler):
+    """Notes what the library logs as a failure of its own: with a traceback."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.heard: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.heard.append(f"{record.getMessage()}\n{''.join(traceback.format_exception(*record.exc_info))}")
+
+
+class Stage:
+    """Puts the stand-ins under the real code, in this interpreter, and takes them away again."""
+
+    def __init__(self) -> None:
+        self.alarm = Alarm()
+        self._undo: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Self:
+        for module in MODULES:
+            for name, stand_in in STAND_INS.items():
+                if hasattr(module, name):
+                    self.patch(module, name, stand_in)
+        self.patch(clock, "now", virtual.clock)
+        self.patch(identity, "current_caller", lambda: (virtual.number(), 0))
+        self.patch(identity, "new_lease_id", lambda: f"{virtual._kernel.random.getrandbits(128):032x}")
+        self.patch(watchdog, "watch", self._watch)
+        self.patch(watchdog, "forget", self._forget)
+        self.patch(watchdog, "LONGEST_NAP", 1e6)  # for clocks that stand still in suspend: these do not
+        self.follow()
+        logger = logging.getLogger("pglease")
+        logger.addHandler(self.alarm)
+        logger.setLevel(logging.ERROR)
+        logger.propagate = False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("pglease").removeHandler(self.alarm)
+        while self._undo:
+            self._undo.pop()()
+
+    def patch(self, thing: Any, name: str, value: Any) -> None:
+        """Replace an attribute until the stage is left."""
+        before = thing.__dict__[name]
+        self._undo.append(lambda: setattr(thing, name, before))
+        setattr(thing, name, value)
+
+    def _watch(self, thing: watchdog.Watched) -> None:
+        self._here().watchdog.watch(thing)
+
+    def _forget(self, thing: watchdog.Watched) -> None:
+        self._here().watchdog.forget(thing)
+
+    def _here(self) -> Member:
+        kernel = virtual._kernel
+        process = kernel.running.process if kernel.running is not None else kernel.acting
+        assert isinstance(process, Member)
+        return process
+
+    def follow(self) -> None:
+        """Let the judge see each hold's beginning, each renewal that is believed, and each loss. Changes nothing."""
+        begin, confirm, lost = Hold.__init__, Hold.confirm, HeartbeatManager.lost
+
+        def followed_begin(hold: Hold, *args: Any, **options: Any) -> None:
+            begin(hold, *args, **options)
+            member = self._here()
+            member.world.judge.register(hold, member, member.link)
+
+        def followed_confirm(hold: Hold, term: Any) -> bool:
+            confirmed = confirm(hold, term)
+            if confirmed:
+                self._here().world.judge.confirmed(hold)
+            return confirmed
+
+        def followed_lost(manager: HeartbeatManager, hold: Hold, loss: Loss) -> None:
+            if not virtual._kernel.over:
+                self._here().world.judge.lost(manager, hold, loss)
+            lost(manager, hold, loss)
+
+        self.patch(Hold, "__init__", followed_begin)
+        self.patch(Hold, "confirm", followed_confirm)
+        self.patch(HeartbeatManager, "lost", followed_lost)
+
+
+@dataclass
+class Outcome:
+    """What one seed came to."""
+
+    seed: int
+    violations: list[str]
+    counts: Counter[str]
+    seconds: float
+    trace: list[str] | None = None
+
+
+def simulate(stage: Stage, seed: int, *, trace: bool = False, change: Callable[[World], None] | None = None) -> Outcome:
+    """Let one seed happen on a stage."""
+    stage.alarm.heard.clear()
+    world = World(seed)
+    world.judge.trace = [world.plan.told()] if trace else None
+    if change is not None:
+        change(world)
+    try:
+        world.run()
+    finally:
+        violations = [*world.judge.violations, *(f"logged: {text}" for text in stage.alarm.heard)]
+        seconds = world.kernel.now
+        logging.getLogger("pglease").disabled = True
+        world.kernel.end()
+        client._clients.clear()  # or the end of this interpreter would close them
+        logging.getLogger("pglease").disabled = False
+    world.judge.counts.update({f"call: {verb}": count for verb, count in world.server.calls.items()})
+    return Outcome(seed, violations, world.judge.counts, seconds, world.judge.trace)
