@@ -48,7 +48,7 @@ types: $(DONE) ## Check types, strictly
 test: $(DONE) ## Run all tests but the long ones; ARGS="-k word" to choose
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
-matrix: $(DONE) ## Run the marked tests on PostgreSQL 14 to 18, Python 3.12 and 3.13, without psycopg2, with SQLAlchemy 1.4
+matrix: $(DONE) ## Run the marked tests on PostgreSQL 14 to 18, PgBouncer, Python 3.12 and 3.13, without psycopg2, SQLAlchemy 1.4
 	@PY=$(PY) WORKERS=$(WORKERS) tests/support/matrix.sh $(ARGS)
 
 contract: $(DONE) ## Run the contract suite on one backend: make contract BACKEND=postgres

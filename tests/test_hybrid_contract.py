@@ -54,4 +54,4 @@ class TestHybrid(BackendContract):
     @pytest.fixture(autouse=True)
     def no_lock_is_left(self, own_server: LocalPostgres) -> Iterator[None]:
         yield
-        wait_until(lambda: advisory_locks(own_server.dsn) == [], within=20)
+        wait_until(lambda: advisory_locks(own_server.dsn) == [])

@@ -21,7 +21,7 @@ from tests.support.needs import python_for_nobody
 
 pytestmark = pytest.mark.needs("own-server", "postgres-programs")
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 STARTER = """
 import sys

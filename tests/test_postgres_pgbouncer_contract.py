@@ -15,7 +15,11 @@ from pglease.testing.local_pgbouncer import PgBouncer
 from pglease.testing.local_postgres import LocalPostgres
 from tests.test_postgres_contract import PostgresHarness
 
-pytestmark = [pytest.mark.needs("pgbouncer"), pytest.mark.xdist_group("pgbouncer contract")]
+pytestmark = [
+    pytest.mark.long,  # the whole contract once more: the matrix runs it
+    pytest.mark.needs("pgbouncer"),
+    pytest.mark.xdist_group("pgbouncer contract"),
+]
 
 
 class PooledHarness(PostgresHarness):

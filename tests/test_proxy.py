@@ -11,7 +11,7 @@ import pytest
 from pglease.testing.processes import free_port, wait_until
 from pglease.testing.proxy import Proxy
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 class Echo:

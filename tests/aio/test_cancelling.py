@@ -112,7 +112,7 @@ def cancelled_at_random(dsn: str, address: str, count: int) -> None:
         cancelled = asyncio.run(main())
 
         assert cancelled > count / 4, "hardly any was cancelled in time"
-        wait_until(lambda: held_in(dsn) == 0, within=30)
+        wait_until(lambda: held_in(dsn) == 0)
         assert client.holding() == [], f"seed {seed}"
         assert client.taking.owned == {}, f"seed {seed}"
 
@@ -140,7 +140,7 @@ def test_the_end_of_the_loop_leaves_no_lease(dsn, life):
         client.list_leases()
         asyncio.run(main())
 
-        wait_until(lambda: held_in(dsn) == 0, within=30)
+        wait_until(lambda: held_in(dsn) == 0)
         assert client.holding() == []
 
 
@@ -368,7 +368,7 @@ def test_blocks_are_left_in_time_though_every_thread_is_stuck_in_the_store():
             return watch.seconds
 
         assert asyncio.run(main()) < 10
-        wait_until(lambda: all(lease.is_expired() for lease in leases.client.list_leases()), within=10)
+        wait_until(lambda: all(lease.is_expired() for lease in leases.client.list_leases()))
 
 
 def test_a_loss_that_is_found_while_leaving_a_cancelled_block_is_a_note(leases, backend):

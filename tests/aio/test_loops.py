@@ -304,7 +304,7 @@ def test_a_program_that_ends_without_python_hearing_of_it_holds_its_lease_for_no
     assert (code, without_slowness(complaints)) == (3, "")
     ((left,),) = execute(dsn, f"SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 FROM {TABLE}")
     assert left < 1.5
-    wait_until(lambda: is_free(dsn, "job"), within=30)
+    wait_until(lambda: is_free(dsn, "job"))
 
 
 STUBBORN = {

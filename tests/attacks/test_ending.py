@@ -228,8 +228,11 @@ BUSY = """
 """
 
 
-def test_the_exit_of_a_busy_process_is_silent_whenever_it_comes(dsn: str, child: Callable[..., Child]) -> None:
+@pytest.mark.parametrize("exits", [10, pytest.param(100, marks=pytest.mark.long)])
+def test_the_exit_of_a_busy_process_is_silent_whenever_it_comes(
+    dsn: str, child: Callable[..., Child], exits: int
+) -> None:
     PGLease(dsn).close()
-    for start in range(0, 30, 5):
+    for start in range(0, exits, 5):
         for busy in [child(BUSY, seed) for seed in range(start, start + 5)]:
             assert busy.rest(logged="it lapses by itself: the backend is closed") == []

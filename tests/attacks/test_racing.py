@@ -53,7 +53,7 @@ def test_of_processes_that_race_for_a_new_name_one_wins_and_none_sees_an_error(
     dsn: str, child: Callable[..., Child]
 ) -> None:
     PGLease(dsn).close()
-    rounds = 40
+    rounds = 25
     start = time.monotonic()
     racers = [child(RACER, rounds, start, 0.05) for _ in range(8)]
     assert {racer.line() for racer in racers} == {"ready"}

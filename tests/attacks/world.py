@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 import psycopg
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds within which anything that is going to happen has happened, also on a crowded machine."""
 
 T = TypeVar("T")

@@ -173,11 +173,11 @@ def play(stage: Stage, seeds: range) -> int:
     return committed
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_a_thousand_interleavings_commit_nothing_stale(stage: Stage, part: int) -> None:
-    committed = play(stage, range(250 * part, 250 * (part + 1)))
+@pytest.mark.parametrize("part", range(2))
+def test_interleavings_commit_nothing_stale(stage: Stage, part: int) -> None:
+    committed = play(stage, range(150 * part, 150 * (part + 1)))
 
-    assert committed > 50, "hardly anything was written: this proves nothing"
+    assert committed > 30, "hardly anything was written: this proves nothing"
 
 
 @pytest.mark.long
@@ -239,7 +239,7 @@ def test_many_at_once_commit_nothing_stale(dsn: str) -> None:
             operator.execute(LAPSE, ("job",))
             return len(race.written) > 200 and len(race.refused) > 20
 
-        wait_until(enough, within=60, every=0.003)
+        wait_until(enough, every=0.003)
     race.over.set()
     for thread in threads:
         thread.join(30)

@@ -66,7 +66,7 @@ def test_a_holder_that_was_stopped_in_its_body_is_refused_after_its_successor_wr
         connection.cursor().executemany("INSERT INTO work VALUES (%s, 'nobody')", [(name,) for name in NAMES])
     with stopped_holder(dsn) as go_on:
         for name in NAMES:
-            wait_until(lambda name=name: rival.try_acquire(name, ttl=60), within=60, every=0.1)  # type: ignore[misc]
+            wait_until(lambda name=name: rival.try_acquire(name, ttl=60), every=0.1)  # type: ignore[misc]
             successor = rival.held(name)
             assert successor is not None
             with psycopg.connect(dsn) as connection:

@@ -375,7 +375,7 @@ def guarding(session: Session, lease: HeldLease, dsn: str, monkeypatch: pytest.M
     waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(session.guard, lease)
-        wait_until(lambda: execute(dsn, waits), within=30)
+        wait_until(lambda: execute(dsn, waits))
         yield answer
         answer.exception(60)
 
@@ -529,7 +529,7 @@ def test_an_idle_guarded_transaction_is_ended_by_the_server_and_then_the_name_is
     expire(dsn, "short")
 
     assert not rival.try_acquire("short")
-    wait_until(lambda: rival.try_acquire("short"), within=20)
+    wait_until(lambda: rival.try_acquire("short"))
 
     with pytest.raises(psycopg.Error):
         idle.execute("SELECT 1")

@@ -13,4 +13,4 @@ from tests.support.worlds import wait_until
 @pytest.fixture(autouse=True)
 def no_lock_is_left(dsn: str) -> Iterator[None]:
     yield
-    wait_until(lambda: advisory_locks(dsn) == [], within=20)
+    wait_until(lambda: advisory_locks(dsn) == [])

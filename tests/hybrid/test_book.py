@@ -65,7 +65,7 @@ def test_above_max_advisory_new_leases_are_plain_and_say_so(dsn: str, caplog: py
         assert not rival.try_acquire("d")
 
         client.release("a")
-        wait_until(lambda: is_bound(dsn, "c") or is_bound(dsn, "d"), within=10)
+        wait_until(lambda: is_bound(dsn, "c") or is_bound(dsn, "d"))
 
 
 def test_a_server_without_room_for_locks_costs_no_lease_that_is_held(canary: str) -> None:
@@ -168,7 +168,7 @@ def test_the_lock_of_a_hold_that_lapsed_in_silence_is_given_back(dsn: str) -> No
         grant(backend, "job", 0.5)
         assert len(advisory_locks(dsn)) == 1
 
-        wait_until(lambda: advisory_locks(dsn) == [], within=10)
+        wait_until(lambda: advisory_locks(dsn) == [])
 
         grant(backend, "job", 60)
         assert is_bound(dsn, "job")
@@ -226,7 +226,7 @@ def test_a_dropped_backend_gives_its_session_back(dsn: str) -> None:
     del backend
     gc.collect()
 
-    wait_until(lambda: execute(dsn, "SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid) == [], within=10)
+    wait_until(lambda: execute(dsn, "SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid) == [])
 
 
 def test_what_lives_in_the_session_is_set_there_and_nowhere_else(dsn: str) -> None:
@@ -290,7 +290,7 @@ def test_a_session_that_was_ended_comes_back_for_what_has_no_lock(dsn: str) -> N
         end(dsn, pid_of(backend))
         end(dsn, pid_of(frozen))
 
-        wait_until(lambda: is_bound(dsn, "job"), within=15)
+        wait_until(lambda: is_bound(dsn, "job"))
 
 
 def _request(name: str) -> Request:

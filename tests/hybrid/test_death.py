@@ -95,10 +95,10 @@ def test_those_who_queue_for_a_dead_holders_name_are_served_in_their_order(dsn: 
         for place, client in enumerate(crowd, 1):
             threads.append(threading.Thread(target=wait, args=(client,)))
             threads[-1].start()
-            wait_until(partial(_queue_has, dsn, place), within=10)
+            wait_until(partial(_queue_has, dsn, place))
         watch = Stopwatch()
         process.send(signal.SIGKILL)
-        wait_until(lambda: served, within=30)
+        wait_until(lambda: served)
         took = watch.seconds
         for thread in threads:
             thread.join(30)
@@ -208,7 +208,7 @@ def test_a_stopped_process_is_waited_for_until_its_ttl_and_told_when_it_goes_on(
         lease, took = taken_by(heir)
 
         assert 1.0 < took < 20
-        wait_until(lambda: is_bound(dsn, "job"), within=10)  # the old session is ended, and ours has the lock
+        wait_until(lambda: is_bound(dsn, "job"))  # the old session is ended, and ours has the lock
         process.send(signal.SIGCONT)
         process.tell()
         assert process.hear().startswith("False")
@@ -222,7 +222,7 @@ def test_the_next_holder_of_a_stopped_one_is_protected_by_its_own_death(dsn: str
         frozen.send(signal.SIGSTOP)
         second = stack.enter_context(child(HOLDER, dsn, "job", "60"))
         second.hear()
-        wait_until(lambda: is_bound(dsn, "job"), within=15)
+        wait_until(lambda: is_bound(dsn, "job"))
 
         second.send(signal.SIGKILL)
         lease, took = taken_by(heir)
@@ -245,7 +245,7 @@ def test_a_lapsed_hold_does_not_cost_its_session_the_leases_that_run(dsn: str, m
 
         busy.release("running", lease_id, budget())
         busy.close()
-        wait_until(lambda: is_bound(dsn, "lapsed"), within=10)
+        wait_until(lambda: is_bound(dsn, "lapsed"))
 
 
 def test_a_retry_of_a_grant_whose_session_died_meanwhile_has_a_bond_of_its_own(dsn: str) -> None:

@@ -66,7 +66,7 @@ def test_an_error_of_the_body_comes_out_at_once_though_the_server_is_down(fresh_
         assert watch.seconds < 10
         assert any("could not be confirmed" in note for note in error.value.__notes__)
         server.start()
-        wait_until(lambda: is_free(server.dsn, "job"), within=10)
+        wait_until(lambda: is_free(server.dsn, "job"))
 
 
 def test_an_error_of_the_body_comes_out_at_once_though_the_server_is_silent(dsn, proxy):
@@ -79,7 +79,7 @@ def test_an_error_of_the_body_comes_out_at_once_though_the_server_is_silent(dsn,
         assert watch.seconds < 10
         assert any("could not be confirmed" in note for note in error.value.__notes__)
         proxy.pass_through()
-        wait_until(lambda: is_free(dsn, "job"), within=10)
+        wait_until(lambda: is_free(dsn, "job"))
 
 
 def test_a_block_that_succeeded_is_not_failed_by_its_release(fresh_postgres, caplog):
@@ -95,7 +95,7 @@ def test_a_block_that_succeeded_is_not_failed_by_its_release(fresh_postgres, cap
         assert task() == "done"
         assert any("could not be confirmed" in record.getMessage() for record in caplog.records)
         server.start()
-        wait_until(lambda: is_free(server.dsn, "job"), within=10)
+        wait_until(lambda: is_free(server.dsn, "job"))
 
 
 class Watching(PostgresBackend):
@@ -211,7 +211,7 @@ def test_an_interrupt_in_the_body_frees_the_name_at_once(dsn):
         assert not is_free(dsn, "job")
         worker.send(signal.SIGINT)
         watch = Stopwatch()
-        wait_until(lambda: is_free(dsn, "job"), within=15, every=0.002)
+        wait_until(lambda: is_free(dsn, "job"), every=0.002)
 
         assert watch.seconds < 10
         assert worker.hear() == "interrupted"

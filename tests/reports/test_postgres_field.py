@@ -20,7 +20,7 @@ QUIET = {
     "max_wal_size": "4GB",
     "bgwriter_lru_maxpages": 0,
 }
-ROUNDS = 100
+ROUNDS = 40
 RACERS = 30
 
 

@@ -122,7 +122,7 @@ def _told(answers, running):
         with contextlib.suppress(queue.Empty):
             return answers.get(timeout=0.5)
 
-    return wait_until(look, within=100)
+    return wait_until(look)
 
 
 def test_thirty_racers_in_processes_have_one_winner_a_round_and_every_loser_knows_him():
@@ -182,7 +182,7 @@ def test_what_a_dead_owner_left_behind_is_taken_over(dsn, driver, autocommit):
             connection.close()
 
     with PGLease(PostgresBackend.from_connection_factory(factory)) as heir:
-        lease = wait_until(lambda: heir.try_acquire("job") and heir.held("job"), within=15)
+        lease = wait_until(lambda: heir.try_acquire("job") and heir.held("job"))
 
         assert lease.fencing_token == first + 1
 
@@ -349,7 +349,7 @@ def lapsing_row(dsn: str, strength: str, ttl: float = 0.3):
         with locked_row(dsn, "job", strength) as stranger, nobody_waits(dsn):
 
             def lapsed() -> None:
-                wait_until(lambda: backend.get("job", budget()).is_expired(), within=15)
+                wait_until(lambda: backend.get("job", budget()).is_expired())
 
             yield backend, lease, lease_id, stranger, lapsed
 

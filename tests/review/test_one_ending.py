@@ -71,7 +71,7 @@ def test_what_is_dropped_is_forgotten(leases, recwarn):
     del context
     gc.collect()
 
-    eventually(lambda: leases.taking.holds == {}, within=10)
+    eventually(lambda: leases.taking.holds == {})
 
 
 def test_a_hold_whose_end_was_interrupted_is_renewed_no_more(dsn, rival, monkeypatch):

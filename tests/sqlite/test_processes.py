@@ -206,7 +206,7 @@ def test_a_client_keeps_its_lease_while_a_writer_is_stopped_for_less_than_the_tt
             assert lease.held
         finally:
             stopped.end()
-        wait_until(lambda: leases.get_lease("job").heartbeat_at > began, within=6)
+        wait_until(lambda: leases.get_lease("job").heartbeat_at > began)
 
         assert lease.held
 

@@ -72,7 +72,7 @@ def end(dsn: str, pid: int | None) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
         gone = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)"
-        wait_until(lambda: connection.execute(gone, (pid,)).fetchone() == (True,), within=10)
+        wait_until(lambda: connection.execute(gone, (pid,)).fetchone() == (True,))
 
 
 def end_session_of(dsn: str, name: str) -> None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests marked `matrix`, again: on each PostgreSQL, on each other Python, where no driver but psycopg 3 is installed, and
-# what concerns SQLAlchemy on 1.4. Everything is installed into .venv, once. Called by `make matrix`; arguments choose: `14` ...
-# `18`, `python`, `bare`, `sqlalchemy`.
+# what concerns SQLAlchemy on 1.4; and the whole contract through PgBouncer. Everything is installed into .venv, once. Called
+# by `make matrix`; arguments choose: `14` ... `18`, `pgbouncer`, `python`, `bare`, `sqlalchemy`.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -76,6 +76,12 @@ for version in "${POSTGRES_VERSIONS[@]}"; do
         unset PGLEASE_PG_BIN
     fi
 done
+
+if wanted pgbouncer "$@"; then
+    echo "== through PgBouncer"
+    RAN+=("through PgBouncer")
+    "$PY" -m pytest -q -n 1 --dist loadgroup -m long tests/test_postgres_pgbouncer_contract.py || FAILED+=("through PgBouncer")
+fi
 
 if wanted python "$@"; then
     for version in "${PYTHON_VERSIONS[@]}"; do

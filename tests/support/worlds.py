@@ -33,7 +33,7 @@ WHERE task_name = %s
 # -- waiting for something, with a bound
 
 
-def wait_until(condition: Callable[[], T], within: float = 5.0, every: float = 0.01) -> T:
+def wait_until(condition: Callable[[], T], within: float = 60.0, every: float = 0.01) -> T:
     """Return what `condition` returns as soon as it is true; fail after `within` seconds."""
     until = time.monotonic() + within
     while not (found := condition()):

@@ -399,7 +399,7 @@ def test_a_cancellation_in_the_very_moment_of_the_grant_leaves_nothing(backend, 
         asyncio.run(main())
 
         wait_until(lambda: is_free(backend))
-        wait_until(lambda: leases.heartbeat_manager.give_back._debts == [], within=15)
+        wait_until(lambda: leases.heartbeat_manager.give_back._debts == [])
 
 
 # -- more calls than threads -------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def test_a_writer_waits_for_the_readers(leases, rival):
 
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(leases.read_write_lock("book").acquire_write, 30)
-        wait_until(lambda: not _may_read(rival), within=10)  # the intent keeps new readers out
+        wait_until(lambda: not _may_read(rival))  # the intent keeps new readers out
         assert not writing.done()
         reading.release()
         assert writing.result(20).release()
@@ -144,7 +144,7 @@ def test_a_writer_that_died_has_poisoned_it(leases, rival):
     dead = leases.read_write_lock("book", ttl=0.3, on_lost="log").acquire_write()
     leases.heartbeat_manager.end(dead._hold)  # it stands still: nobody renews it
 
-    wait_until(lambda: lock.poisoned, within=10)
+    wait_until(lambda: lock.poisoned)
     assert dead.loss is not None
 
     with lock.write():
@@ -204,7 +204,7 @@ def test_a_writer_that_lapsed_does_not_become_a_reader_beside_the_next(leases, r
     with rival.read_write_lock("book").write(timeout=10):
         with pytest.raises(NotOwnedError):
             lock.downgrade(writing)
-        wait_until(lambda: not lock.readers(), within=10)
+        wait_until(lambda: not lock.readers())
     with pytest.raises(NotOwnedError):
         writing.renew()
 
@@ -226,7 +226,7 @@ def test_waiting_for_readers_does_not_count_as_holding(leases, rival):
     reading = rival.read_write_lock("book").acquire_read()
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(leases.read_write_lock("book", max_hold=600).acquire_write, 30)
-        wait_until(lambda: leases.list_leases("book#writer"), within=20)
+        wait_until(lambda: leases.list_leases("book#writer"))
         time.sleep(0.2)
         began = clock.now()
         reading.release()

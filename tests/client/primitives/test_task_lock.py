@@ -52,7 +52,7 @@ def test_a_body_that_outlives_its_ttl_is_told_at_the_end(leases, caplog):
         with pytest.raises(NotOwnedError, match="its lease has ended"):
             task.refresh()
 
-    wait_until(lambda: "the lease 'nightly' was lost" in caplog.text, within=10)
+    wait_until(lambda: "the lease 'nightly' was lost" in caplog.text)
 
 
 def test_release_by_hand(leases, rival):
