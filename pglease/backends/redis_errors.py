@@ -7,6 +7,7 @@ error of a command inside a script in a sentence. So an error is read by its cla
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Callable
 
 from redis import exceptions
@@ -66,9 +67,21 @@ def translated(error: BaseException, scrub: Callable[[str], str], *, sent: bool)
         return BackendUnavailable(f"Redis: {text}")
     if isinstance(error, exceptions.ResponseError):
         return BackendMisconfigured(f"Redis refuses the request: {text}")
+    if (distrust := _distrust(error)) is not None:
+        return BackendMisconfigured(
+            f"the certificate of Redis is not trusted: {distrust.verify_message}; name the authority that signed it in "
+            "the address, as ?ssl_ca_certs=/path/to/ca.crt, and the host as the certificate does"
+        )
     if isinstance(error, exceptions.RedisError | OSError):
         return BackendUnavailable(f"Redis cannot be reached: {text}", outcome_unknown=sent)
     return BackendMisconfigured(f"redis-py refused the request: {type(error).__name__}: {text}")
+
+
+def _distrust(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    """Return what was wrong with the server's certificate, which redis-py wraps: no second look makes it better."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _may_pass(text: str) -> bool:
