@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -27,6 +27,24 @@ from pglease.testing.api_leases import Json, LeaseObjects, StatusError, status_e
 HOST = "127.0.0.1"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_GROUP = "coordination.k8s.io/v1"
+_VERSION = {"groupVersion": _GROUP, "version": "v1"}
+_KIND = {"name": "leases", "singularName": "lease", "namespaced": True, "kind": "Lease"}
+DISCOVERY: Mapping[str, Json] = {
+    "/api": {"kind": "APIVersions", "versions": []},
+    "/apis": {
+        "kind": "APIGroupList",
+        "apiVersion": "v1",
+        "groups": [{"name": "coordination.k8s.io", "versions": [_VERSION], "preferredVersion": _VERSION}],
+    },
+    f"/apis/{_GROUP}": {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": _GROUP,
+        "resources": [_KIND | {"verbs": ["create", "delete", "get", "list", "update", "watch"]}],
+    },
+}
+"""What kubectl asks for before it asks for a Lease."""
 ALL_VERBS = frozenset({"get", "create", "update", "delete", "list", "watch"})
 _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "DELETE": "delete"}
 _WATCH_SLICE = 0.5
@@ -328,6 +346,8 @@ class _Call:
     def answer(self) -> tuple[int, Json]:
         if self._path == "/version":
             return 200, {"major": "1", "minor": "36", "gitVersion": "v1.36.2-pglease-test"}
+        if self._path in DISCOVERY:
+            return 200, DISCOVERY[self._path]
         if self._path == REVIEWS and self._method == "POST":
             return 201, self._review()
         if self._path.startswith(LEASES):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -194,6 +195,31 @@ def test_what_kubectl_shows_is_who_holds_it_and_nobody_once_it_is_free(cluster, 
     bob.hold("job")
     spec = cluster.object("job")["spec"]
     assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("bob", 1)
+
+
+@pytest.mark.needs("kubectl")
+def test_kubectl_itself_reads_our_leases(cluster, alice, tmp_path) -> None:
+    alice.hold("job", 90.25)
+    alice.hold("other")
+
+    def kubectl(*words: str) -> str:
+        where = ("--kubeconfig", str(cluster.kubeconfig), "--cache-dir", str(tmp_path / "cache"), "--namespace", "jobs")
+        done = subprocess.run(["kubectl", *where, *words], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    listed = kubectl("get", "leases").splitlines()
+    name = object_name("job")
+    described = kubectl("describe", "lease", name)
+
+    assert len(listed) == 3
+    assert any(line.startswith(name) for line in listed)
+    assert (
+        kubectl("get", "lease", name, "-o", "jsonpath={.spec.holderIdentity} {.spec.leaseDurationSeconds}")
+        == "alice 91"
+    )
+    assert "Holder Identity:" in described
+    assert "alice" in described
 
 
 def test_a_hold_that_is_waited_out_keeps_electors_away_too(cluster, alice, elector) -> None:

@@ -82,6 +82,7 @@ def _can_make_network_namespaces() -> bool:
 
 
 NEEDS = {
+    "kubectl": Need(_program("kubectl"), "apt-get install kubernetes-client"),
     "linux": Need(lambda: sys.platform == "linux", "run on Linux"),
     "netns": Need(_can_make_network_namespaces, "run as root on Linux; apt-get install iproute2 util-linux"),
     "openssl": Need(_program("openssl"), "apt-get install openssl"),
