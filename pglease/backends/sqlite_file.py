@@ -56,6 +56,7 @@ class LeaseFile:
 
     def __init__(self, path: Path, names: TableNames, *, create: bool) -> None:
         self.path = path
+        self._path = str(path)
         self.sql = Statements.of(names)
         self.names = names
         self.create = create
@@ -235,7 +236,7 @@ class LeaseFile:
 
     def _stat(self) -> os.stat_result | None:
         try:
-            return self.path.stat()
+            return os.stat(self._path)  # noqa: PTH116  # at each verb, and a Path makes its text anew each time
         except OSError:
             return None
 

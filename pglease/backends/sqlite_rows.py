@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from pglease.errors import BackendMisconfigured
 from pglease.records import Gone, Granted, Lease, LossReason, Refused, Request
 
 MOST_TOKEN = 2**63 - 1
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Row(NamedTuple):
@@ -129,8 +128,8 @@ def ns(seconds: float) -> int:
 
 def _moment(ns: int) -> datetime:
     try:
-        return _EPOCH + timedelta(microseconds=ns // 1000)
-    except OverflowError:  # a row written by hand; reading it must not fail
+        return datetime.fromtimestamp(ns // 1000 / 1e6, UTC)  # exact: a double holds more than that until 2242
+    except (OverflowError, ValueError, OSError):  # a row written by hand; reading it must not fail
         return datetime(9999, 12, 31, tzinfo=UTC) if ns > 0 else datetime(1, 1, 1, tzinfo=UTC)
 
 
