@@ -21,7 +21,7 @@ from pathlib import Path
 import psycopg
 
 import pglease
-from benchmarks import on_hybrid, on_redis, on_sqlite
+from benchmarks import in_memory, on_a_loop, on_hybrid, on_redis, on_sqlite, peers
 from benchmarks.side_by_side import Timing, side_by_side
 from pglease.backends.postgres_connections import OURS_ALONE
 from pglease.backends.postgres_sql import Statements
@@ -216,15 +216,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--write", action="store_true", help="write benchmarks/RESULTS.md")
     asked = parser.parse_args(arguments)
     figures = measure(asked.rounds, asked.runs)
-    on_valkey, valkey_kept = on_redis.section(asked.rounds, asked.runs)
-    on_files, files_kept = on_sqlite.section(asked.rounds, asked.runs)
-    on_death, death_kept = on_hybrid.section(asked.deaths)
-    text = report(figures) + on_valkey + on_files + on_death
+    sections = [
+        on_redis.section(asked.rounds, asked.runs),
+        on_sqlite.section(asked.rounds, asked.runs),
+        in_memory.section(asked.rounds, asked.runs),
+        on_a_loop.section(asked.rounds // 5),
+        on_hybrid.section(asked.deaths),
+        peers.section(asked.rounds, asked.runs),
+    ]
+    text = report(figures) + "".join(section for section, _ in sections)
     sys.stdout.write(text)
     if asked.write:
         RESULTS.write_text(text, encoding="utf-8")
-    aims = [valkey_kept, files_kept, death_kept, *(figure.kept for figure in figures)]
-    return 0 if all(aims) else 1
+    kept = all(kept for _, kept in sections) and all(figure.kept for figure in figures)
+    return 0 if kept else 1
 
 
 if __name__ == "__main__":

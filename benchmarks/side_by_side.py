@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,16 @@ class Timing:
         """Summarise the seconds of several runs."""
         medians = [statistics.median(run) * 1e6 for run in runs]
         return cls(statistics.median(medians), min(medians), max(medians))
+
+
+@contextmanager
+def looping() -> Iterator[Callable[[Coroutine[Any, Any, object]], object]]:
+    """Yield what runs a coroutine on one event loop, again and again."""
+    loop = asyncio.new_event_loop()
+    try:
+        yield loop.run_until_complete
+    finally:
+        loop.close()
 
 
 def _nothing() -> None:
