@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 
@@ -40,6 +41,7 @@ class Cutoff:
             self.fired = True
             twin = socket.socket(fileno=self._fd)  # no duplicate, which a process without free descriptors cannot make
             try:
-                twin.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError):  # the other end, or the network, has ended it already
+                    twin.shutdown(socket.SHUT_RDWR)
             finally:
                 twin.detach()

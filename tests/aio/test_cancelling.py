@@ -425,7 +425,7 @@ asyncio.run(main())
         assert process.hear() == "ready"
         proxy.delay(0.3)
         process.tell()
-        code, errors = process.end(within=30)
+        code, errors = process.end()
 
     assert (code, errors) == (0, "")
     assert execute(dsn, f"SELECT count(*) FROM {TABLE}") == [(1,)], "it was granted"

@@ -439,7 +439,7 @@ def test_a_callback_that_aborts_the_process_does(dsn: str) -> None:
 
         steal(dsn, "job")
 
-        code, errors = process.end(within=20)
+        code, errors = process.end()
     assert code == -signal.SIGABRT
     assert "Lost lease job — aborting!" in errors
 

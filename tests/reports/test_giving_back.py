@@ -230,7 +230,7 @@ assert leases.try_acquire("job", ttl=60)
 def test_a_process_that_ends_gives_back_what_its_client_owns(dsn):
     """At the interpreter's exit, without a close."""
     with child(EXITING, dsn) as worker:
-        assert worker.end(20) == (0, "")
+        assert worker.end() == (0, "")
     assert is_free(dsn, "job")
 
 

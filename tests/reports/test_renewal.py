@@ -108,6 +108,7 @@ def test_the_timeout_of_a_wait_ends_with_the_wait(dsn):
     """Half a second to get it is no limit for holding it."""
     with (
         PGLease(dsn, connect_timeout=2) as leases,
+        leases.acquire("first", ttl=60),  # connecting takes its time on a crowded machine
         leases.acquire("job", ttl=1, wait=0.5) as lease,
     ):
         always(lambda: lease.held, 2.5, every=0.05)

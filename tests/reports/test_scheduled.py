@@ -126,7 +126,7 @@ def test_a_short_body_keeps_the_name_for_min_hold(dsn):
         assert other.try_acquire("tick") is False
 
         wait_until(lambda: other.try_acquire("tick"))
-        assert watch.seconds == pytest.approx(1.0, abs=0.3)
+        assert 0.9 < watch.seconds < 10
     with (
         PGLease(dsn) as leases,
         pytest.raises(ConfigurationError, match=r"min_hold \(5 s\) must not exceed max_hold \(3 s\)"),

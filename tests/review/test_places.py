@@ -89,6 +89,18 @@ def test_a_stuck_call_is_cut_off_though_no_file_can_be_opened_any_more(monkeypat
         assert cutoff.fired
 
 
+def test_cutting_off_what_the_other_end_has_cut_off_already_is_no_trouble():
+    """`shutdown` says ENOTCONN of a TCP connection that was reset: there is nobody left to wake."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as ours:
+        cutoff = Cutoff(ours.fileno())  # never connected, which says the same, and says it every time
+        cutoff.arm(clock.now() + 60)
+        cutoff.overdue()
+        cutoff.disarm()
+
+        assert cutoff.fired
+        assert ours.connect_ex(server.getsockname()) == 0  # nothing happened to it
+
+
 def test_an_old_failure_to_connect_is_not_reported_for_a_new_shortage(dsn):
     connections = PostgresBackend(dsn).connections
     connections._report.failed(BackendUnavailable("an old story"))

@@ -255,7 +255,7 @@ class Child:
             text=True,
         )
 
-    def hear(self, within: float = 20.0) -> str:
+    def hear(self, within: float = 60.0) -> str:
         """Return the next line it says."""
         assert self.process.stdout is not None
         timer = threading.Timer(within, self.process.kill)
@@ -279,7 +279,7 @@ class Child:
         """Send it a signal."""
         self.process.send_signal(signum)
 
-    def end(self, within: float = 10.0) -> tuple[int, str]:
+    def end(self, within: float = 60.0) -> tuple[int, str]:
         """Wait for its end; return its exit code and what it wrote to standard error."""
         _, errors = self.process.communicate(timeout=within)
         return self.process.returncode, errors
