@@ -221,7 +221,7 @@ def main(arguments: list[str]) -> int:
         on_sqlite.section(asked.rounds, asked.runs),
         in_memory.section(asked.rounds, asked.runs),
         on_a_loop.section(asked.rounds // 5),
-        on_hybrid.section(asked.deaths),
+        on_hybrid.section(asked.deaths, asked.rounds, asked.runs),
         peers.section(asked.rounds, asked.runs),
     ]
     text = report(figures) + "".join(section for section, _ in sections)

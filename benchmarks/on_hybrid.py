@@ -1,8 +1,9 @@
-"""How soon the hybrid backend notices a death: real processes, really killed."""
+"""What the hybrid backend costs, and how soon it notices a death: real processes, really killed, a real network cut."""
 
 from __future__ import annotations
 
 import logging
+import secrets
 import signal
 import statistics
 import subprocess
@@ -11,17 +12,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import psycopg
 
 import pglease
+from benchmarks.side_by_side import row, side_by_side
 from pglease.testing.local_postgres import LocalPostgres
+from tests.support.cut import cut_off_a_holder
+from tests.support.needs import NEEDS
 
 TTL = 60
-_HOLDER = f"""
+SHORT_TTL = 3
+FEW = 5
+"""Rounds of what takes seconds each time."""
+_HOLDER = """
 import sys, pglease
 leases = pglease.PGLease(sys.argv[1])
-leases.wait_for_lease("job", ttl={TTL}, timeout=60)
+leases.wait_for_lease("job", ttl=float(sys.argv[2]), timeout=60)
 print("held", flush=True)
 sys.stdin.readline()
 """
@@ -52,8 +60,8 @@ class Delay:
 
 
 @contextmanager
-def _holder(url: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", _HOLDER, url]
+def _holder(url: str, ttl: float) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", _HOLDER, url, str(ttl)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -63,15 +71,15 @@ def _holder(url: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def killed(url: str, look: psycopg.Connection) -> float:
-    """Kill a holder; return how long it took until somebody who waited had the lease."""
-    with pglease.PGLease(url) as heir, _holder(url) as holder:
+def succeeded(url: str, look: psycopg.Connection, signum: int, ttl: float) -> float:
+    """Do something to a holder; return how long it took until somebody who waited had the lease."""
+    with pglease.PGLease(url) as heir, _holder(url, ttl) as holder:
         _await(lambda: look.execute(_MARK).fetchone() != (None,))
         heir.try_acquire("job")  # connected, and told that it is held
-        killed_at = time.monotonic()
-        holder.send_signal(signal.SIGKILL)
+        begun_at = time.monotonic()
+        holder.send_signal(signum)
         heir.wait_for_lease("job", ttl=TTL, timeout=120)
-        return time.monotonic() - killed_at
+        return time.monotonic() - begun_at
 
 
 def terminated(url: str, look: psycopg.Connection) -> float:
@@ -96,27 +104,73 @@ def _await(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def section(rounds: int) -> tuple[str, bool]:
+def _cut_delays() -> list[Delay]:
+    """Measure a cut network; nothing where namespaces cannot be made."""
+    if not NEEDS["netns"].is_there():
+        return []
+    outcomes = [cut_off_a_holder(secrets.token_hex(8)) for _ in range(FEW)]
+    return [
+        Delay("holder's notice of a cut network", [outcome.told_after for outcome in outcomes], 4.0),
+        Delay("next holder after a cut network", [outcome.granted_after for outcome in outcomes], 4.0),
+    ]
+
+
+def _costs(rounds: int, runs: int) -> str:
+    """Measure what a session costs besides the row."""
+    rows = []
+    for flush in (False, True):
+        with (
+            LocalPostgres(fsync=flush, settings={"synchronous_commit": "on" if flush else "off"}) as server,
+            pglease.PGLease(f"hybrid+{server.dsn}") as bound,
+            pglease.PGLease(server.dsn) as plain,
+        ):
+            calls = {"bound": partial(_pair, bound, "bound"), "plain": partial(_pair, plain, "plain")}
+            timings = side_by_side(calls, rounds=rounds // 4 if flush else rounds, runs=runs)
+        work = f"try_acquire + release, WAL flush {'on' if flush else 'off'}"
+        rows.append(row(work, timings["bound"], timings["plain"], None))
+    return "\n".join(rows)
+
+
+def _pair(leases: pglease.PGLease, name: str) -> None:
+    leases.try_acquire(name, ttl=TTL)
+    leases.release(name)
+
+
+def section(deaths: int, rounds: int, runs: int) -> tuple[str, bool]:
     """Measure, and return the section of the report, and whether every aim was met."""
     logging.getLogger("pglease").setLevel(logging.CRITICAL)  # the losses are what is measured
+    costs = _costs(rounds, runs)
     with LocalPostgres(fsync=False) as server, psycopg.connect(server.dsn, autocommit=True) as look:
         url = f"hybrid+{server.dsn}"
         with pglease.PGLease(url) as first:
             first.try_acquire("job")
             first.release("job")
+        kills = [succeeded(url, look, signal.SIGKILL, TTL) for _ in range(deaths)]
+        stops = [succeeded(url, look, signal.SIGSTOP, SHORT_TTL) for _ in range(FEW)]
         delays = [
-            Delay(f"next holder after kill -9, ttl {TTL} s", [killed(url, look) for _ in range(rounds)], 1.0),
-            Delay("holder's notice after pg_terminate_backend", [terminated(url, look) for _ in range(rounds)], 0.1),
+            Delay(f"next holder after kill -9, ttl {TTL} s", kills, 1.0),
+            Delay("holder's notice after pg_terminate_backend", [terminated(url, look) for _ in range(deaths)], 0.1),
+            *_cut_delays(),
+            Delay(f"next holder after SIGSTOP, ttl {SHORT_TTL} s", stops, SHORT_TTL + 1.0),
         ]
-    rows = "\n".join(delay.row() for delay in delays)
+    said = "\n".join(delay.row() for delay in delays)
     text = f"""
+## What the hybrid backend costs
+
+Against plain PostgreSQL: a grant asks the client's own session for the lock first, and the release gives it back later.
+
+| work | hybrid, µs | plain, µs | ratio | aim |
+|---|---|---|---|---|
+{costs}
+
 ## What the hybrid backend notices, and when
 
-Seconds, by rounds. The handover delay of 0.3 s is part of the first. A cut network and a stopped process are tests
-(`tests/hybrid/`), since they need namespaces or a ttl.
+Seconds, by rounds. The handover delay of 0.3 s is part of each succession but the last. The network between two hosts
+is cut by a router that goes deaf (left out where namespaces cannot be made); a stopped process is waited for until its
+ttl ends.
 
 | what | rounds | median | p99 | worst | aim |
 |---|---|---|---|---|---|
-{rows}
+{said}
 """
     return text, all(delay.kept for delay in delays)
