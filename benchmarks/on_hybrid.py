@@ -108,11 +108,15 @@ def _cut_delays() -> list[Delay]:
     """Measure a cut network; nothing where namespaces cannot be made."""
     if not NEEDS["netns"].is_there():
         return []
-    outcomes = [cut_off_a_holder(secrets.token_hex(8)) for _ in range(FEW)]
-    return [
-        Delay("holder's notice of a cut network", [outcome.told_after for outcome in outcomes], 4.0),
-        Delay("next holder after a cut network", [outcome.granted_after for outcome in outcomes], 4.0),
-    ]
+    delays = []
+    for where in ("on a quiet line", "in an answer"):
+        in_an_answer = where == "in an answer"
+        outcomes = [cut_off_a_holder(secrets.token_hex(8), in_an_answer=in_an_answer) for _ in range(FEW)]
+        delays += [
+            Delay(f"holder's notice of a network cut {where}", [outcome.told_after for outcome in outcomes], 4.0),
+            Delay(f"next holder after a network cut {where}", [outcome.granted_after for outcome in outcomes], 4.0),
+        ]
+    return delays
 
 
 def _costs(rounds: int, runs: int) -> str:

@@ -7,15 +7,17 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 
 import pytest
 
-from pglease import FencedError, LeaseLostError, PGLease
+from pglease import BackendUnavailable, FencedError, LeaseLostError, PGLease
 from pglease.backends import hybrid_keeper
 from pglease.handles import HeldLease
-from pglease.records import Granted, Request
+from pglease.records import Granted, Refused, Request
+from pglease.testing.proxy import Proxy
 from tests.support.hybrid import clients, end, end_session_of, hybrid, is_bound, mark_of, pid_of, stores
 from tests.support.worlds import Stopwatch, always, ask, budget, child, connect, execute, expire, grant, wait_until
 
@@ -260,6 +262,37 @@ def test_a_retry_of_a_grant_whose_session_died_meanwhile_has_a_bond_of_its_own(d
         assert again.bond is not None
         assert again.bond.loss is None
         assert mark_of(dsn, "job") == pid_of(backend)
+
+
+def test_a_grant_whose_answer_was_lost_in_a_cut_binds_nobody_for_longer_than_the_handover(
+    dsn: str, cut_off: Proxy, heir: PGLease
+) -> None:
+    """The commit happened, its answer did not come, and then the line is dead: for the session, too."""
+    with stores(cut_off.through(dsn), 1) as (unlucky,), ThreadPoolExecutor(1) as pool:
+        pid_of(unlucky)
+        unlucky.get("job", budget())  # connected
+        cut_off.refuse()
+        dropped = cut_off.drop_next_reply(b"job")
+        request = Request("job", "unlucky", "ab" * 16, 60)
+        asked = pool.submit(unlucky.try_acquire, request, budget(3.0))
+        assert dropped.wait(20)
+        assert execute(dsn, "SELECT owner_id, fencing_token FROM pglease_leases WHERE task_name = 'job'") == [
+            ("unlucky", 1)
+        ]
+        assert is_bound(dsn, "job")
+
+        cut_off.cut()
+        lease, took = taken_by(heir)
+
+        assert took < 30
+        assert lease.fencing_token == 2
+        error = asked.exception(60)
+        assert isinstance(error, BackendUnavailable)
+        assert error.outcome_unknown
+
+        cut_off.pass_through()
+        assert isinstance(unlucky.try_acquire(request, budget()), Refused)
+        assert lease.held
 
 
 def test_a_release_into_min_hold_is_waited_for_though_the_session_dies(dsn: str) -> None:

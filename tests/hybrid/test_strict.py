@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 
-import psycopg
 import pytest
 
 from pglease import PGLease, clock
@@ -29,13 +28,6 @@ def held_by(leases: PGLease) -> HeldLease:
     lease = leases.held("job")
     assert lease is not None
     return lease
-
-
-@pytest.fixture
-def cut_off(server, dsn: str) -> Iterator[Proxy]:
-    parts = psycopg.conninfo.conninfo_to_dict(dsn)
-    with Proxy(str(parts["host"]), int(parts["port"])) as proxy:
-        yield proxy
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "fast"])

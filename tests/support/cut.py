@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pglease.backends.hybrid_session import PING_EVERY
 from tests.support.worlds import Child
 
 SERVER = """
@@ -53,10 +54,15 @@ class Network:
     router: str
     server: str
 
-    def cut(self) -> None:
-        """Let the router swallow everything, in both directions, from now on."""
-        for address in ("10.231.1.2", "10.231.2.2"):
-            _ip("-n", self.router, "route", "replace", "blackhole", f"{address}/32")
+    def cut(self, *, in_an_answer: bool) -> None:
+        """Let the router swallow everything from now on; if asked to, first an answer and its acknowledgement."""
+        self._swallow("10.231.1.2")
+        if in_an_answer:
+            time.sleep(1.4 * PING_EVERY)  # the holder asks, is heard, and hears nothing
+        self._swallow("10.231.2.2")
+
+    def _swallow(self, address: str) -> None:
+        _ip("-n", self.router, "route", "replace", "blackhole", f"{address}/32")
 
 
 @dataclass(frozen=True)
@@ -74,8 +80,14 @@ class Outcome:
     granted_after: float
 
 
-def cut_off_a_holder(password: str) -> Outcome:
-    """Let somebody hold a lease on one host and somebody else wait for it beside the server; cut, and see."""
+def cut_off_a_holder(password: str, *, in_an_answer: bool = False) -> Outcome:
+    """Let somebody hold a lease on one host and somebody else wait for it beside the server; cut, and see.
+
+    Args:
+        password: the server's.
+        in_an_answer: whether the server is to wait for the acknowledgement of an answer, while its keepalives rest;
+            else the line is quiet.
+    """
     with _network() as network, ExitStack() as stack:
         server = _within(network.server, SERVER, password)
         stack.callback(server.bury)
@@ -87,7 +99,7 @@ def cut_off_a_holder(password: str) -> Outcome:
         time.sleep(1.0)  # everybody is at rest: the line is quiet
 
         cut_at = time.clock_gettime(time.CLOCK_BOOTTIME)
-        network.cut()
+        network.cut(in_an_answer=in_an_answer)
         granted_at = float(server.hear(100))
         told_at, reason = holder.hear(100).split()
     return Outcome(float(told_at) - cut_at, reason, granted_at - cut_at)
