@@ -68,6 +68,20 @@ def test_above_max_advisory_new_leases_are_plain_and_say_so(dsn: str, caplog: py
         wait_until(lambda: is_bound(dsn, "c") or is_bound(dsn, "d"))
 
 
+def test_unless_told_otherwise_a_client_binds_a_quarter_of_what_the_server_has_room_for(dsn: str) -> None:
+    with stores(dsn, 1) as (backend,):
+        session = backend._keeper.session(budget())
+        assert [(session.capacity,)] == execute(
+            dsn, "SELECT current_setting('max_locks_per_transaction')::int * current_setting('max_connections')::int"
+        )
+        session.capacity = 8
+
+        for name in "abc":
+            grant(backend, name)
+
+        assert [mark_of(dsn, name) is not None for name in "abc"] == [True, True, False]
+
+
 def test_a_server_without_room_for_locks_costs_no_lease_that_is_held(canary: str) -> None:
     with (
         LocalPostgres(

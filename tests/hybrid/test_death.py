@@ -29,8 +29,8 @@ hear()
 say(lease.held, lease.loss and lease.loss.reason)
 hear()
 """
-SOON = 3.0
-"""Seconds in which a second's worth of work is done on a crowded machine."""
+SOON = 15.0
+"""Seconds in which a second's worth of work is done on a machine that is much too small; far from a ttl of 60 s."""
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ if os.fork() == 0:
     say("child", leases.held("job"))
     for stream in (0, 1, 2):
         os.close(stream)
-    time.sleep(10)
+    time.sleep(50)
     os._exit(0)
 hear()
 """
@@ -156,7 +156,7 @@ def test_a_block_whose_session_died_says_so_at_its_end(dsn: str) -> None:
         client.acquire("job", ttl=60) as lease,
     ):
         end_session_of(dsn, "job")
-        assert lease.lost.wait(5)
+        assert lease.lost.wait(20)
 
     assert caught.value.reason == "session_died"
 
@@ -181,7 +181,7 @@ def test_a_lost_lease_is_not_locked_again_in_silence(dsn: str) -> None:
         lease = client.held("job")
         assert lease is not None
         end_session_of(dsn, "job")
-        assert lease.lost.wait(5)
+        assert lease.lost.wait(20)
         ends = execute(dsn, "SELECT expires_at FROM pglease_leases")
 
         client.try_acquire("another")  # there is a new session by now
