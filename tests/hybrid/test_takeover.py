@@ -44,11 +44,16 @@ def refused_for(seconds: float, backend: PostgresBackend, name: str = "job") -> 
         assert isinstance(answer, Refused), answer
 
 
-def in_the_background(act: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
-    found: list[object] = []
-    thread = threading.Thread(target=lambda: found.append(act()))
-    thread.start()
-    return thread, found
+def meanwhile(backend: HybridPostgresBackend, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let something happen during a backend's handover delay."""
+    wait = backend._closing.wait
+
+    def waited(seconds: float) -> bool:
+        if seconds == LONG_DELAY:
+            act()
+        return wait(min(seconds, 0.1))
+
+    monkeypatch.setattr(backend._closing, "wait", waited)
 
 
 def test_a_dead_session_alone_frees_nothing_before_the_handover_delay(
@@ -90,36 +95,39 @@ CHANGES: dict[str, str] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_row_that_changes_during_the_handover_delay_is_let_be(
-    dsn: str, slow: list[HybridPostgresBackend], change: str
+    dsn: str, slow: list[HybridPostgresBackend], change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder, heir = slow
     grant(holder, "job")
     pid_of(heir)
     end_session_of(dsn, "job")
+    locks = []
 
-    thread, found = in_the_background(lambda: ask(heir, "job")[0])
-    wait_until(lambda: advisory_locks(dsn))
-    execute(dsn, f"UPDATE pglease_leases SET {CHANGES[change]}")
-    thread.join(20)
+    def happens() -> None:
+        locks.extend(advisory_locks(dsn))
+        execute(dsn, f"UPDATE pglease_leases SET {CHANGES[change]}")
 
-    assert isinstance(found[0], Refused)
+    meanwhile(heir, happens, monkeypatch)
+    answer, _ = ask(heir, "job")
+
+    assert isinstance(answer, Refused)
+    assert len(locks) == 1, "it had the lock, and let it go"
     wait_until(lambda: advisory_locks(dsn) == [])
 
 
 def test_a_renewal_that_was_under_way_does_not_save_the_hold_of_a_dead_session(
-    dsn: str, slow: list[HybridPostgresBackend]
+    dsn: str, slow: list[HybridPostgresBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder, heir = slow
     grant(holder, "job")
     pid_of(heir)
     end_session_of(dsn, "job")
 
-    thread, found = in_the_background(lambda: ask(heir, "job")[0])
-    wait_until(lambda: advisory_locks(dsn))
-    execute(dsn, "UPDATE pglease_leases SET expires_at = expires_at + interval '1 min'")
-    thread.join(20)
+    renewed = "UPDATE pglease_leases SET expires_at = expires_at + interval '1 min'"
+    meanwhile(heir, lambda: execute(dsn, renewed), monkeypatch)
+    answer, _ = ask(heir, "job")
 
-    assert isinstance(found[0], Granted)
+    assert isinstance(answer, Granted)
 
 
 def test_a_hold_that_was_taken_by_expiry_is_safe_when_the_frozen_predecessors_session_ends(
