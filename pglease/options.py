@@ -333,6 +333,21 @@ def waiting_options(
     return wanted, poll
 
 
+def are_usual(name: str, ttl: Duration) -> bool:
+    """Tell at little cost whether a hold may be asked for by this name and ttl alone; False for what breaks a rule."""
+    try:
+        text(name, "name")
+        _usual_ttl(ttl)
+    except (TypeError, ConfigurationError):  # what has no hash is no duration either
+        return False
+    return True
+
+
+@lru_cache(maxsize=64, typed=True)
+def _usual_ttl(ttl: Duration) -> float:
+    return seconds(ttl, "ttl")
+
+
 @lru_cache(maxsize=1024, typed=True)  # typed, since True is 1 otherwise
 def _usual(name: str, ttl: Duration) -> HoldOptions:
     """Check the usual call: the same few names are asked for over and over, and a loser should pay for one look."""

@@ -82,6 +82,9 @@ KINDS: dict[str, dict[str, Reader]] = {
 """What may be set, by the name of the client's method."""
 
 
+_WIDE = {kind: f"{PREFIX}{kind.upper()}_" for kind in KINDS}
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One option of one primitive, and where it comes from.
@@ -113,7 +116,7 @@ class Settings:
         self._environment = os.environ if environment is None else environment
         self._read: dict[str, dict[str, str]] = {}
         for kind in KINDS:
-            self._beginning_with(_wide(kind))
+            self._beginning_with(_WIDE[kind])
 
     def apply(
         self, kind: str, name: str, given: Mapping[str, Any], *, env_prefix: str | None = None, **positional: Any
@@ -130,9 +133,10 @@ class Settings:
         Raises:
             ConfigurationError: a variable says what cannot be read, or no variable can begin like that.
         """
-        found = {**given, **{option: value for option, value in positional.items() if value is not None}}
+        found = {**given}
+        found |= {option: value for option, value in positional.items() if value is not None}
         env_prefix = found.pop("env_prefix", env_prefix)
-        if env_prefix is not None or self._read[_wide(kind)]:
+        if env_prefix is not None or self._read[_WIDE[kind]]:
             for setting in self._said(kind, name, found, env_prefix):
                 found[setting.option] = setting.value
         return found
@@ -154,12 +158,12 @@ class Settings:
 
     def variables(self, kind: str, name: str, *, env_prefix: str | None = None) -> dict[str, tuple[str, str]]:
         """Return, for each option of a kind, the variable for `name` and the one for all."""
-        own, wide = _own(kind, name, env_prefix), _wide(kind)
+        own, wide = _own(kind, name, env_prefix), _WIDE[kind]
         return {option: (own + option.upper(), wide + option.upper()) for option in KINDS[kind]}
 
     def _said(self, kind: str, name: str, given: Mapping[str, Any], env_prefix: str | None) -> Iterator[Setting]:
         """Yield what the environment says about that which code leaves open."""
-        wide, own = _wide(kind), _own(kind, name, env_prefix)
+        wide, own = _WIDE[kind], _own(kind, name, env_prefix)
         variables = self._read[wide] | (self._beginning_with(own) if env_prefix is not None else {})
         for option, read in KINDS[kind].items():
             for variable in () if option in given else (own + option.upper(), wide + option.upper()):
@@ -174,14 +178,10 @@ class Settings:
         return self._read[beginning]
 
 
-def _wide(kind: str) -> str:
-    return f"{PREFIX}{kind.upper()}_"
-
-
 def _own(kind: str, name: str, env_prefix: str | None) -> str:
     """Return what the variables for a name begin with; what is no name is refused later, by its rule."""
     if env_prefix is None:
-        return f"{_wide(kind)}{in_a_variable(str(name))}_"
+        return f"{_WIDE[kind]}{in_a_variable(str(name))}_"
     if not _PREFIX.match(str(env_prefix)):
         raise ConfigurationError(f"env_prefix must be letters, digits and underscores, not {env_prefix!r}")
     return env_prefix

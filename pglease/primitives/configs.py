@@ -139,7 +139,7 @@ def _check(config: Config, *, flags: tuple[str, ...] = (), on_lost: tuple[str, .
 
 def arguments(config: Config) -> dict[str, Any]:
     """Return a record as keyword arguments."""
-    return {field.name: getattr(config, field.name) for field in fields(config)}
+    return {name: getattr(config, name) for name in config.__slots__}
 
 
 def arguments_of(config: object, wanted: type) -> dict[str, Any]:

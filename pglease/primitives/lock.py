@@ -36,7 +36,10 @@ class Lock:
         ConfigurationError: every broken rule at once.
     """
 
-    __slots__ = ("_blocks", "_lease", "_reentrant", "_wanted", "leases")
+    __slots__ = ("_blocks", "_checked", "_lease", "_reentrant", "_ttl", "leases", "name")
+
+    name: str
+    """The lease's name."""
 
     def __init__(
         self,
@@ -54,18 +57,21 @@ class Lock:
     ) -> None:
         self.leases = leases
         self._reentrant = options.flag(reentrant, "reentrant")
-        self._wanted: HoldOptions = options.hold_options(
-            name,
-            ttl,
-            min_hold=min_hold,
-            max_hold=max_hold,
-            metadata=metadata,
-            heartbeat=heartbeat,
-            fair=fair,
-            on_lost=on_lost,
-        )
-        if fair:
-            leases.check_traits(self._wanted)
+        self.name, self._ttl = name, ttl
+        self._checked: HoldOptions | None = None
+        extras = (min_hold, max_hold, metadata, heartbeat, fair, on_lost)
+        if extras != _USUAL or heartbeat is not True or fair is not False or not options.are_usual(name, ttl):
+            self._checked = options.hold_options(
+                name,
+                ttl,
+                min_hold=min_hold,
+                max_hold=max_hold,
+                metadata=metadata,
+                heartbeat=heartbeat,
+                fair=fair,
+                on_lost=on_lost,
+            )
+            leases.check_traits(self._checked)
         self._lease: HeldLease | None = None
         self._blocks: dict[identity.Caller, list[HeldLease]] = {}
 
@@ -84,13 +90,15 @@ class Lock:
             BackendUnavailable: the new options count, and it is unknown whether what is held was renewed.
         """
         other = type(self).from_config(self.leases, self.name, config)
-        self._reentrant, self._wanted = other._reentrant, other._wanted
+        self._reentrant, self._checked = other._reentrant, other._wanted
         renew_by(self._wanted.ttl, self._lease)
 
     @property
-    def name(self) -> str:
-        """The lease's name."""
-        return self._wanted.name
+    def _wanted(self) -> HoldOptions:
+        """What is asked for; the usual is put together when it is asked for, since many a lock is built for nothing."""
+        if self._checked is None:
+            self._checked = options.hold_options(self.name, self._ttl)
+        return self._checked
 
     # -- taking --------------------------------------------------------------------------------------------------------
 
@@ -231,6 +239,9 @@ class Lock:
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}, {'held' if self._lease is not None and self._lease.held else 'not held'} here>"
+
+
+_USUAL = (None, None, None, True, False, "raise")
 
 
 class _Block:

@@ -27,7 +27,12 @@ def test_a_hundred_slots_are_a_hundred_runs_among_fifty_workers():
     store = MemoryBackend(clock)
     workers = [PGLease(store.another()) for _ in range(50)]
     ran: list[int] = []
-    tasks = [leases.singleton_task("job", once_per=60)(ran.append) for leases in workers]
+
+    def job(slot: int) -> None:
+        ran.append(slot)
+        clock.advance(0.01)
+
+    tasks = [leases.singleton_task("job", once_per=60)(job) for leases in workers]
     dice = random.Random(7)
 
     for slot in range(100):
@@ -39,7 +44,7 @@ def test_a_hundred_slots_are_a_hundred_runs_among_fifty_workers():
 
     for leases in workers:
         leases.close()
-    assert len(ran) == 100
+    assert ran == list(range(100))
 
 
 def test_a_worker_that_died_in_its_slot_is_taken_over():

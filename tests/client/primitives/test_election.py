@@ -198,6 +198,49 @@ def test_started_and_stopped_alternate_in_their_order(leases, rival):
     assert told == ["started", "work ended", "stopped, free"] * 4
 
 
+@pytest.mark.parametrize("count", [30, pytest.param(200, marks=pytest.mark.long)])
+def test_changes_are_terms_one_after_the_other_and_everybody_sees_each_once_and_in_order(store, count):
+    told: dict[str, list[str]] = {"web-1": [], "web-2": []}
+    inside, together, seen = [], [], []
+    watch = store.rival("watcher").watch("role")
+    proclaimed: list[int] = []
+
+    def candidate(owner: str):
+        def started(lease) -> None:
+            told[owner].append("started")
+            inside.append(owner)
+            together.append(len(inside))
+            lease.lost.wait(SOON)
+            inside.remove(owner)
+            told[owner].append("work ended")
+
+        return store.rival(owner).leader_election(
+            "role",
+            on_started=started,
+            on_stopped=lambda: told[owner].append("stopped"),
+            on_new_leader=None if owner == "web-2" else lambda record: proclaimed.append(record.fencing_token),
+        )
+
+    with candidate("web-1") as one, candidate("web-2") as two:
+        while len(seen) < count:
+            change = watch.next(SOON)
+            assert change is not None, "no next leader"
+            if change.kind in {"present", "acquired", "taken over"}:
+                seen.append(change.lease.fencing_token)
+                wait_until(lambda: proclaimed and proclaimed[-1] == seen[-1], within=SOON)
+                wait_until(lambda: one.is_leader or two.is_leader, within=SOON)
+                (one if one.is_leader else two).step_down(cooldown=0.05)
+        watch.close()
+
+    assert together == [1] * len(together)
+    assert len(together) >= count
+    for story in told.values():
+        assert story == ["started", "work ended", "stopped"] * (len(story) // 3)
+        assert story, "each of the two has led"
+    assert seen == list(range(1, count + 1))
+    assert proclaimed[:count] == seen
+
+
 def test_a_candidate_that_never_led_is_never_stopped(leases, rival):
     told: list[str] = []
     rival.try_acquire("role")
