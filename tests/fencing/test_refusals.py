@@ -523,7 +523,8 @@ def test_a_bound_of_the_callers_own_is_lowered_and_never_raised(
 def test_an_idle_guarded_transaction_is_ended_by_the_server_and_then_the_name_is_free(
     leases: PGLease, rival: PGLease, dsn: str
 ) -> None:
-    lease = leases.wait_for_lease("short", ttl=1.5, timeout=10)
+    lease = leases.wait_for_lease("short", ttl=4, timeout=10)
+    assert not rival.try_acquire("short")  # and is connected
     idle = psycopg.connect(dsn)
     lease.guard(idle)
     expire(dsn, "short")
