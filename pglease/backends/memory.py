@@ -67,7 +67,7 @@ class _Line:
         self.places = [place for place in self.places if place.expires_at > now]
         return self.places
 
-    def drop(self, ticket_id: str | None) -> bool:
+    def drop(self, ticket_id: str) -> bool:
         """Take a ticket away; False when it is not there."""
         before = len(self.places)
         self.places = [place for place in self.places if place.ticket_id != ticket_id]
@@ -203,7 +203,8 @@ class MemoryBackend(FencesNothing):
             if row is not None and (reserved := _reserved(row, request.ticket_id, now)):
                 return reserved
             row = self._store.rows[request.name] = self._next_hold(row, request, now)
-            row.line.drop(request.ticket_id)
+            if request.ticket_id is not None:
+                row.line.drop(request.ticket_id)
             self._store.announce(request.name, row, "granted", now)
             return Granted(row.record(request.name, now))
 
