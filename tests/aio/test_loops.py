@@ -320,13 +320,11 @@ STUBBORN = {
 
 
 @pytest.mark.parametrize("body", STUBBORN.values(), ids=STUBBORN)
-def test_a_process_whose_body_heeds_nothing_can_be_ended_by_its_callback(dsn, body):
-    """`on_lease_lost` runs on a thread of its own, so that it needs neither the loop nor the body's consent."""
+def test_a_process_whose_body_heeds_nothing_can_be_ended_by_the_loss(dsn, body):
     script = f"""
-import os
-leases = AsyncPGLease(dsn, on_lease_lost=lambda name: os._exit(76))
+leases = AsyncPGLease(dsn)
 async def use():
-    async with leases.acquire("job", ttl=600, on_lost="cancel") as lease:
+    async with leases.acquire("job", ttl=600, on_lost="exit") as lease:
         PGLease(dsn).force_release("job", lease.fencing_token)
         leases.client.heartbeat_manager.try_to_extend(lease._lease._hold)  # it hears of that now and not in 200 s
 {textwrap.indent(textwrap.dedent(body), " " * 8)}
