@@ -118,6 +118,29 @@ def test_a_store_that_is_silent_blocks_no_loop(dsn, proxy):
         proxy.pass_through()
 
 
+def test_a_loop_whose_own_executor_is_busy_or_gone_takes_and_keeps_leases_all_the_same(leases, rival):
+    done = threading.Event()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        blocked = loop.run_in_executor(None, done.wait, 60)
+        async with asyncio.timeout(30), leases.acquire("job", ttl=1.5) as lease:
+            await asyncio.sleep(2)  # longer than the ttl
+            assert lease.held
+            assert rival.try_acquire("job") is False
+        done.set()
+        await blocked
+        await loop.shutdown_default_executor()
+        assert await leases.try_acquire("job")
+        assert await leases.release("job")
+
+    try:
+        asyncio.run(main())
+    finally:
+        done.set()
+
+
 # -- other houses ------------------------------------------------------------------------------------------------------
 
 
