@@ -202,9 +202,9 @@ class AsyncPGLease:
         Args:
             name, ttl, raise_on_failure, wait, min_hold, max_hold, metadata, heartbeat, fair, warn_after: as for
                 `PGLease.acquire`.
-            on_lost: "raise", "log" and "exit" as there. "cancel": the task that entered the block is also cancelled as soon as
-                the lease is lost, and again every 5 seconds that its body goes on; `LeaseLostError` comes out of the
-                block in the place of that cancellation. A cancellation from elsewhere always comes out as it is.
+            on_lost: "raise", "log" and "exit" as there. "cancel": the task that entered the block is also cancelled as
+                soon as the lease is lost, and again every 5 seconds that its body goes on; `LeaseLostError` comes out
+                of the block in the place of that cancellation. A cancellation from elsewhere always comes out as it is.
 
         Raises:
             ConfigurationError: at once, for every broken rule.
