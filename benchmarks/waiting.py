@@ -1,8 +1,7 @@
 """`python -m benchmarks.waiting`: how long it takes from the return of a release until the next holder has the lease.
 
-One waiter, and a crowd of twenty processes, side by side in one run. Beside ours: loops that ask again and again by the
-same statements, every 5 s as pglease 0.0.4 does and every 0.1 s as grelmicro does by default. Then what
-parked waiters cost.
+One waiting process, beside grelmicro and pglease 0.0.4 as they are released, on the same server in the same run; then a
+crowd of twenty, and what parked waiters cost.
 """
 
 from __future__ import annotations
@@ -20,11 +19,15 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psycopg
+
 import pglease
+from benchmarks.players import GRELMICRO, SKIPPING, SYNC, Player, installed
 from pglease.testing.local_postgres import LocalPostgres
 
 RESULTS = Path(__file__).with_name("RESULTS-waiting.md")
 CROWD = 20
+CRON = 50
 HOLD = 0.02
 
 WORKER = """
@@ -91,32 +94,45 @@ def at_expiry(dsn: str, rounds: int) -> list[float]:
     return late
 
 
-def in_turns(dsn: str, how: str, rounds: int) -> list[float]:
-    """Return how long one waiter waits from the return of a release that comes at any moment."""
+def in_turns(dsn: str, python: str, script: str, *, rounds: int, period: float) -> list[float]:
+    """Return how long one waiting process waits from the return of a release in another.
+
+    Args:
+        dsn: the server.
+        python, script: the library's.
+        rounds: how often.
+        period: seconds between two looks of that library; the release comes at any moment of it.
+    """
     late = []
-    poll = 0.0 if how == "notify" else float(how)
-    with pglease.PGLease(dsn) as holder, pglease.PGLease(dsn) as waiter:
-
-        def wait() -> None:
-            if how == "notify":
-                waiter.wait_for_lease("turns", timeout=60)
-            else:
-                while not waiter.try_acquire("turns"):
-                    time.sleep(poll)
-            late.append(time.monotonic())
-            waiter.release("turns")
-
+    with Player(python, script, dsn, "holder") as holder, Player(python, script, dsn, "waiter") as waiter:
         for _ in range(rounds):
-            while not holder.try_acquire("turns"):
-                time.sleep(0.01)
-            thread = threading.Thread(target=wait)
-            thread.start()
-            time.sleep(0.1 + random.uniform(0, poll))
-            holder.release("turns")
-            released = time.monotonic()
-            thread.join()
-            late[-1] = max(0.0, late[-1] - released)
+            holder.do("take")
+            waiter.begin("wait")
+            time.sleep(0.3 + random.uniform(0, period))
+            released = holder.do("release")
+            late.append(max(0.0, waiter.done() - released))
+            waiter.do("release")
     return late
+
+
+def losers(dsn: str, rounds: int) -> list[float]:
+    """Return how long it takes those who skip to learn that another process of fifty was faster at the same tick."""
+    took = []
+    with ExitStack() as life:
+        players = [life.enter_context(Player(sys.executable, SKIPPING, dsn, "tick")) for _ in range(CRON)]
+        for _ in range(rounds + 1):
+            tick = time.monotonic() + 1.0
+            for player in players:
+                player.begin(str(tick))
+            took.append([seconds for player in players if (seconds := player.done()) >= 0])
+    return [seconds for of_a_tick in took[1:] for seconds in of_a_tick]  # in the first one, they connected
+
+
+def database(server: LocalPostgres, number: int) -> str:
+    """Return the DSN of a fresh database: what is compared has tables of the same name."""
+    with psycopg.connect(server.dsn, autocommit=True) as link:
+        link.execute(f"CREATE DATABASE beside{number}")
+    return server.dsn.rpartition("/")[0] + f"/beside{number}"
 
 
 def parked(seconds: float) -> tuple[float, int]:
@@ -158,20 +174,28 @@ def shown(seconds: list[float]) -> str:
 
 def main() -> None:
     """Measure, print, and with `--write` keep it."""
+    grelmicro, its_version = installed("grelmicro", "grelmicro[postgres]>=0.40")
+    earlier, _ = installed("pglease", "pglease==0.0.4", "psycopg2-binary")
     with LocalPostgres() as server:
         rows = [
-            f"| {name} | {shown(in_turns(server.dsn, how, rounds))} |"
-            for name, how, rounds in (
-                ("one waiter", "notify", 100),
-                ("one that asks every 0.1 s, as grelmicro does by default", "0.1", 50),
-                ("one that asks every 5 s, as pglease 0.0.4 does", "5", 20),
+            f"| {name} | {shown(in_turns(database(server, number), python, script, rounds=rounds, period=period))} |"
+            for number, (name, python, script, rounds, period) in enumerate(
+                (
+                    ("pglease: one waiting process", sys.executable, SYNC, 200, 0.1),
+                    (f"grelmicro {its_version} at its defaults", grelmicro, GRELMICRO, 100, 0.1),
+                    ("pglease 0.0.4 at its defaults", earlier, SYNC, 20, 5.0),
+                )
             )
         ]
         rows += [
             f"| {name} | {shown(hand_overs(server.dsn, CROWD, how, 20))} |"
-            for name, how in ((f"{CROWD} waiting processes", "notify"), (f"{CROWD}, `fair=True`", "fair"))
+            for name, how in (
+                (f"pglease: {CROWD} waiting processes", "notify"),
+                (f"pglease: {CROWD}, `fair=True`", "fair"),
+            )
         ]
-        expiry = shown(at_expiry(server.dsn, 10))
+        expiry = shown(at_expiry(server.dsn, 20))
+        skipped = shown(losers(database(server, len(rows)), 10))
     statements, ids = parked(70.0)
     where = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
     text = "\n".join(
@@ -182,7 +206,8 @@ def main() -> None:
             "| | p50 | p99 |",
             "|---|---|---|",
             *rows,
-            f"| after a hold's known end, `notify=False` | {expiry} |",
+            f"| pglease: after a hold's known end, `notify=False` | {expiry} |",
+            f"| pglease: {CRON} processes at one tick, until those who skip know | {skipped} |",
             "",
             f"200 parked waiters of 10 clients: {statements:.1f} statements a second, {ids} transaction ids in all.",
             "",

@@ -118,13 +118,9 @@ def is_heard(client: PGLease) -> None:
     wait_until(lambda: client.backend.asked["mark"] >= 1, PATIENCE)
 
 
-def ears() -> int:
-    return sum(thread.name == "pglease-ear" for thread in threading.enumerate())
-
-
 def leaves_nothing(client: PGLease) -> None:
     assert client.waiting() == []
-    wait_until(lambda: ears() == 0, PATIENCE)
+    wait_until(lambda: client.taking.room.ear._thread is None, PATIENCE)
 
 
 # -- handed over -------------------------------------------------------------------------------------------------------
@@ -218,10 +214,27 @@ def test_parked_waiters_of_one_client_mark_once_and_do_not_look(
 
     always(lambda: store.asked == before, 1.0)
 
-    assert store.asked["mark"] == 1
-    assert ears() == 1
+    assert (store.asked["mark"], store.asked["listen"]) == (1, 1)
     cancel.set()
     waits.end()
+    leaves_nothing(waiting)
+
+
+def test_a_client_hears_all_the_names_it_waits_for_with_one_ear(
+    store: Spied, holder: PGLease, waiting: PGLease
+) -> None:
+    names = [f"job {number}" for number in range(20)]
+    assert all(holder.try_acquire(name, ttl=600) for name in names)
+    waits = [Waits(waiting, name=name) for name in names]
+    wait_until(lambda: store.asked["mark"] == 20, PATIENCE)
+
+    for name in names:
+        holder.release(name)
+    for each in waits:
+        each.end()
+
+    assert [len(each.served) for each in waits] == [1] * 20
+    assert store.asked["listen"] == 1
     leaves_nothing(waiting)
 
 
@@ -390,7 +403,7 @@ def test_closing_the_client_ends_its_waits_at_once(holder: PGLease, waiting: PGL
 
     assert time.monotonic() - began < 10
     assert [type(error) for error in waits.errors] == [BackendClosed] * 5
-    wait_until(lambda: ears() == 0, PATIENCE)
+    wait_until(lambda: waiting.taking.room.ear._thread is None, PATIENCE)
 
 
 def test_the_exception_of_a_signal_ends_a_wait_and_leaves_nothing(holder: PGLease, waiting: PGLease) -> None:

@@ -226,7 +226,7 @@ def test_a_watch_that_is_forgotten_costs_nothing_any_more(store: Store, watcher:
     gc.collect()
 
     assert gone() is None
-    wait_until(lambda: not any(thread.name == "pglease-ear" for thread in threading.enumerate()), PATIENCE)
+    wait_until(lambda: getattr(watcher, "client", watcher).taking.room.ear._thread is None, PATIENCE)
 
 
 @pytest.mark.parametrize(
