@@ -397,6 +397,20 @@ def test_a_guard_waits_for_who_has_the_row_and_leaves_the_callers_own_lock_timeo
     assert rival.try_acquire("job")
 
 
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_with_a_snapshot_a_guard_that_waited_still_counts_as_the_first_statement(
+    lease: HeldLease, plain: Session, dsn: str, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    plain.begin()
+    plain.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+    with locked_row(dsn, "job", "UPDATE") as stranger, guarding(plain, lease, dsn, monkeypatch) as answer:
+        stranger.rollback()
+
+    assert answer.exception() is None
+    plain.write("mine")
+    plain.commit()
+
+
 def test_a_guard_that_waited_for_a_takeover_is_refused_by_it(
     lease: HeldLease, plain: Session, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
