@@ -16,7 +16,6 @@ from tests.support.worlds import execute, wait_until
 
 HOLDER = """
     import os, sys
-    from dataclasses import replace
     from pglease import FencedError, PGLease
     from tests.fencing.kinds import KINDS
 
@@ -35,7 +34,7 @@ HOLDER = """
     for name, how, lease, session in cast:
         if how == "believes":  # as if it had been stopped between its last look and the guard
             lease._hold.loss = None
-            lease._hold.term = replace(lease._hold.term, trusted_until=float("inf"))
+            lease._hold.term = lease._hold.term._replace(trusted_until=float("inf"))
             assert lease.held
         try:
             session.guard(lease)
