@@ -230,6 +230,14 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class InTheWay:
+    """Of several names that were asked for together, one is not free; nothing was written."""
+
+    name: str
+    refused: Refused
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
     """A renewal was applied: the hold goes on until `lease.expires_at`."""
 

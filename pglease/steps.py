@@ -6,11 +6,11 @@ generators serve threads and event loops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from pglease.errors import BackendUnavailable
-from pglease.records import Adoption, Granted, Refused, Request
+from pglease.records import Adoption, Granted, InTheWay, Refused, Request
 from pglease.term import Term
 
 
@@ -135,6 +135,34 @@ def acquire(
         rest = left - LAST_LOOK
         now = (yield Wait(min(pause(patience.poll, said, spread()), rest), rest, said)).now
     return _given_up(refused, error, unknown=unknown)
+
+
+def acquire_many(
+    requests: Sequence[Request], *, margin: float, attempt: float
+) -> Generator[Step, Answer, list[Term] | InTheWay | None]:
+    """Ask for several leases in one step.
+
+    Args:
+        requests: the questions, by different names.
+        margin: seconds by which belief ends before the store's expiry.
+        attempt: the longest it may take, in seconds.
+
+    Returns:
+        the beliefs; or what is in the way; None where each has to be asked for by itself.
+
+    Raises:
+        BackendUnavailable: the store did not answer, or too late; grants may exist if it says `outcome_unknown`.
+    """
+    answer = yield Call("try_acquire_many", (requests,), attempt)
+    if answer.error is not None:
+        raise answer.error
+    if not isinstance(answer.value, list):
+        return answer.value  # type: ignore[no-any-return]
+    asked = zip(requests, answer.value, strict=True)
+    terms = [Term.begin(got.lease, sent_at=answer.sent_at, ttl=request.ttl, margin=margin) for request, got in asked]
+    if any(answer.now >= term.trusted_until for term in terms):
+        raise BackendUnavailable("several leases were granted too late to be of use", outcome_unknown=True)
+    return terms
 
 
 def adopt(adoption: Adoption, *, margin: float, attempt: float) -> Generator[Step, Answer, Term | Refused]:

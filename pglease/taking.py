@@ -12,7 +12,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from pglease.events import Event, Observer
 from pglease.handles import HeldLease, Hold, NotAcquired
 from pglease.heartbeat import HASTY_RELEASE_BOX, RELEASE_BOX, HeartbeatManager
 from pglease.options import HoldOptions
-from pglease.records import Adoption, Loss, Refused, Request
+from pglease.records import Adoption, InTheWay, Loss, Refused, Request
 from pglease.term import Term
 from pglease.waiting import HEARD_POLL, HEARD_STRETCH, Cancelled, Nap, Room, TaskNap, Waiter
 
@@ -131,6 +131,69 @@ class Taking:
             raise trouble
         return taken
 
+    def take_many(self, wanted: Sequence[HoldOptions]) -> list[HeldLease] | NotAcquired | None:
+        """Take several leases by checked options in one step: all, or none; None where the store declines."""
+        asked = [self._request(each)[0] for each in wanted]
+        nap = Nap(self.refuse_if_closed)
+        margin = self.manager.margin_for(wanted[0].ttl)
+        try:
+            conversation = steps.acquire_many(asked, margin=margin, attempt=self.box)
+            return self._all_taken(drive.run(conversation, self.backend, nap.rest), asked, wanted, margin)
+        except BaseException as error:
+            if not isinstance(error, BackendError) or getattr(error, "outcome_unknown", False):
+                for request in asked:
+                    self._let_go(request)
+            raise
+
+    async def atake_many(self, wanted: Sequence[HoldOptions]) -> list[HeldLease] | NotAcquired | None:
+        """Do the same without blocking the event loop; a cancelled task leaves nothing behind."""
+        asked = [self._request(each)[0] for each in wanted]
+        nap = TaskNap(self.refuse_if_closed)
+        margin = self.manager.margin_for(wanted[0].ttl)
+
+        def give_back(call: Future[steps.Answer]) -> None:
+            for request in asked:
+                self.manager.give_back.add_when_known(call, request.name, request.lease_id)
+
+        conversation = steps.acquire_many(asked, margin=margin, attempt=self.box)
+        try:
+            found = await drive.arun(conversation, self.backend, give_back, nap.arest)
+            return self._all_taken(found, asked, wanted, margin)
+        except BackendError as error:
+            if getattr(error, "outcome_unknown", False):
+                for request in asked:
+                    self._let_go(request)
+            raise
+
+    def _all_taken(
+        self,
+        found: list[Term] | InTheWay | None,
+        asked: Sequence[Request],
+        wanted: Sequence[HoldOptions],
+        margin: float,
+    ) -> list[HeldLease] | NotAcquired | None:
+        if found is None:
+            return None
+        if isinstance(found, InTheWay):
+            self._tell_busy(found.name, found.refused)
+            return NotAcquired(found.name, found.refused.lease, found.refused.retry_after)
+        leases: list[HeldLease] = []
+        for term, request, options_ in zip(found, asked, wanted, strict=True):
+            lease, trouble = self._taken(term, request, options_, margin)
+            if trouble is not None:
+                trouble.outcome_unknown = True  # type: ignore[attr-defined]  # all of them are given back
+                raise trouble
+            assert isinstance(lease, HeldLease)
+            leases.append(lease)
+        return leases
+
+    def _tell_busy(self, name: str, refused: Refused) -> None:
+        if log.isEnabledFor(logging.DEBUG):
+            facts = {"lease_name": name, "lease_outcome": "busy"}
+            log.debug("the lease %r is held by %r", name, refused.held_by, extra=facts)
+        if self.manager.notices:
+            self.manager.notices.tell(Event("busy", name, refused.held_by))
+
     def _let_go(self, request: Request) -> None:
         hold = self.holds.get(request.name)
         if hold is not None and hold.lease_id == request.lease_id:
@@ -217,11 +280,7 @@ class Taking:
         """Return what was found, and why it cannot be kept."""
         manager = self.manager
         if isinstance(found, Refused):
-            if log.isEnabledFor(logging.DEBUG):
-                facts = {"lease_name": request.name, "lease_outcome": "busy"}
-                log.debug("the lease %r is held by %r", request.name, found.held_by, extra=facts)
-            if manager.notices:
-                manager.notices.tell(Event("busy", request.name, found.held_by))
+            self._tell_busy(request.name, found)
             return NotAcquired(request.name, found.lease, found.retry_after), None
         try:
             hold = Hold(manager, found, request.lease_id, wanted, margin=margin, caller=identity.current_caller())

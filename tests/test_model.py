@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from pglease.backends.memory import MemoryBackend
-from pglease.records import Gone, Granted, Held, Refused, Released, Renewal, Request
+from pglease.records import Gone, Granted, Held, InTheWay, Refused, Released, Renewal, Request
 from pglease.testing.contract import BackendContract
 from pglease.testing.fake_clock import FakeClock
 from pglease.testing.harness import Harness, World
@@ -261,6 +261,15 @@ class DescribesByName(MemoryBackend):
         return super().set_metadata(name, (row and row.lease_id) or lease_id, metadata, budget)
 
 
+class TakesAPart(MemoryBackend):
+    """Of several names, those that are free are taken."""
+
+    def try_acquire_many(self, requests, budget):
+        answers = [self.try_acquire(request, budget) for request in requests]
+        refused = [at for at, answer in enumerate(answers) if isinstance(answer, Refused)]
+        return InTheWay(requests[refused[0]].name, answers[refused[0]]) if refused else answers
+
+
 class GivesUpOnClose(MemoryBackend):
     """Closing a client ends every hold."""
 
@@ -270,8 +279,8 @@ class GivesUpOnClose(MemoryBackend):
 
 
 BROKEN = [each for each in MemoryBackend.__subclasses__() if each.__module__ == __name__]
-UNSEEN_BY_THE_MODEL = (FoldsCase, GivesUpOnClose)
-"""Its names differ by more than case, and it closes nobody."""
+UNSEEN_BY_THE_MODEL = (FoldsCase, TakesAPart, GivesUpOnClose)
+"""Its names differ by more than case, it asks for one at a time, and it closes nobody."""
 
 
 class BrokenHarness(Harness):

@@ -42,10 +42,13 @@ C20  Handed over. `adopt` ends a running hold and begins the name's next one in 
      It does not pass a guarded transaction of that hold; no guard of that hold passes afterwards.
 C21  Described. `set_metadata` replaces a running hold's metadata and changes nothing else about it; scoped like a
      renewal.
+C22  All or none, where the trait `groups` is true. `try_acquire_many` grants each of several names, as `try_acquire`
+     would, in one step, or writes nothing and names one that is in the way. Two who ask for the same names, in
+     whatever order, never wait for each other. It may decline (None) what it cannot answer in one step just now.
 
 A backend is synchronous and never hears of asyncio. A verb that a store cannot keep is a trait; asking for it there is
-a `ConfigurationError` that names it (`WakesNobody`, `KeepsNoQueue`, `FencesNothing`). Nothing above this floor branches
-on the kind of store.
+a `ConfigurationError` that names it (`WakesNobody`, `KeepsNoQueue`, `FencesNothing`, `TakesNoGroups`). Nothing above
+this floor branches on the kind of store.
 """
 
 from __future__ import annotations
@@ -63,6 +66,7 @@ from pglease.records import (
     Gone,
     Granted,
     Held,
+    InTheWay,
     Lease,
     Place,
     Refused,
@@ -124,6 +128,7 @@ class Traits:
         fair: whether waiters can be served in the order of their arrival.
         transactional_fencing: whether the store itself can refuse a stale holder's write.
         token_survives_loss: whether tokens go on rising after the store lost acknowledged writes.
+        groups: whether several names can be taken in one step, all or none.
         slots: whether the store's own clock writes the times of a record, so that `once_per` slots can be judged.
         caveat: what is to be known before this store is chosen, in a few words; empty when the rest says it all.
     """
@@ -137,6 +142,7 @@ class Traits:
     fair: bool = False
     transactional_fencing: bool = False
     token_survives_loss: bool = False
+    groups: bool = False
     slots: bool = False
     caveat: str = ""
 
@@ -270,6 +276,21 @@ class FairBackend(Backend, Protocol):
         """Give a place up; False when there was none. Heard as "released" where the name is marked."""
 
 
+class GroupBackend(Backend, Protocol):
+    """What a store with the trait `groups` adds."""
+
+    def try_acquire_many(self, requests: Sequence[Request], budget: Budget) -> list[Granted] | InTheWay | None:
+        """Ask for several different names at once. C22 C13.
+
+        Returns:
+            the grants, in the order of `requests`; one name that is in the way; None where it has to be asked for one
+            name after the other, since a rival is at work, say, or somebody queues. Then nothing was written.
+
+        Raises:
+            BackendUnavailable: as for `try_acquire`, of all of them.
+        """
+
+
 ParamStyle: TypeAlias = Literal["format", "pyformat", "named", "qmark", "numeric", "numeric_dollar"]
 """How a driver writes parameters: `%s`, `%(name)s`, `:name`, `?`, `:1`, `$1`."""
 
@@ -362,6 +383,16 @@ class KeepsNoQueue:
     def leave_queue(self, name: str, ticket_id: str, budget: Budget) -> NoReturn:  # noqa: ARG002
         """Say that this store cannot."""
         raise lacks(self.traits, "fair", "leave_queue")
+
+
+class TakesNoGroups:
+    """For a store without the trait `groups`."""
+
+    traits: Traits
+
+    def try_acquire_many(self, requests: Sequence[Request], budget: Budget) -> NoReturn:  # noqa: ARG002
+        """Say that this store cannot."""
+        raise lacks(self.traits, "groups", "try_acquire_many")
 
 
 class FencesNothing:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pglease import clock, options
-from pglease.backends.base import Budget
+from pglease.backends.base import Budget, lacks
 from pglease.backends.hybrid_keeper import Keeper, Seat, who
 from pglease.backends.hybrid_session import CLIENT_SETTINGS, Mark, Session, pooler_in_between
 from pglease.backends.hybrid_sql import LOCKS_IN_USE, MARKING, HybridStatements, key_of
@@ -77,7 +77,11 @@ class HybridPostgresBackend(PostgresBackend):
     """
 
     traits = replace(
-        TRAITS, kind="PostgreSQL, hybrid", prompt_failover=True, caveat="no pooler; one connection more for each client"
+        TRAITS,
+        kind="PostgreSQL, hybrid",
+        prompt_failover=True,
+        groups=False,
+        caveat="no pooler; one connection more for each client",
     )
 
     def __init__(
@@ -232,6 +236,10 @@ class HybridPostgresBackend(PostgresBackend):
             lambda link, _: self._ask(link, statements, request, budget, **_mark(seat), **rival), budget
         )
         return answer if isinstance(answer, Granted) else None
+
+    def try_acquire_many(self, requests: Sequence[Request], budget: Budget) -> NoReturn:  # noqa: ARG002
+        """Refuse: each hold takes a lock of its own on the session."""
+        raise lacks(self.traits, "groups", "try_acquire_many")
 
     def adopt(self, adoption: Adoption, budget: Budget) -> Granted | Gone:
         """See `Backend.adopt`. What nobody attends to is bound to no session: its next holder may be anybody."""

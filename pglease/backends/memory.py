@@ -26,6 +26,7 @@ from pglease.records import (
     Gone,
     Granted,
     Held,
+    InTheWay,
     Lease,
     LossReason,
     Place,
@@ -40,7 +41,14 @@ from pglease.records import (
 
 _BOOT = datetime(2000, 1, 1, tzinfo=UTC)
 _TRAITS = Traits(
-    kind="memory", clock="process", shared_by="threads", durable=False, wakes_waiters=True, fair=True, slots=True
+    kind="memory",
+    clock="process",
+    shared_by="threads",
+    durable=False,
+    wakes_waiters=True,
+    fair=True,
+    groups=True,
+    slots=True,
 )
 
 
@@ -207,6 +215,20 @@ class MemoryBackend(FencesNothing):
                 row.line.drop(request.ticket_id)
             self._store.announce(request.name, row, "granted", now)
             return Granted(row.record(request.name, now))
+
+    def try_acquire_many(self, requests: Sequence[Request], budget: Budget) -> builtins.list[Granted] | InTheWay | None:
+        """Ask for several names at once."""
+        with self._store.lock:
+            now = self._now(budget)
+            for request in requests:
+                row = self._store.rows.get(request.name)
+                if row is not None and not row.over(now) and not row.held_by(request.lease_id, now):
+                    lease = row.record(request.name, now)
+                    return InTheWay(request.name, Refused(lease, lease.time_remaining()))
+                if row is not None and row.over(now) and (reserved := _reserved(row, request.ticket_id, now)):
+                    return InTheWay(request.name, reserved)
+            answers = [self.try_acquire(request, budget) for request in requests]
+            return [answer for answer in answers if isinstance(answer, Granted)]
 
     def _next_hold(self, last: _Row | None, request: Request, now: datetime) -> _Row:
         return _Row(

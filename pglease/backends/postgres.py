@@ -23,7 +23,7 @@ import tenacity
 from pglease import clock, forks, options
 from pglease.backends import postgres_fencing, postgres_guard, postgres_schema, postgres_waiting
 from pglease.backends.base import Budget, Fence, Guard, ParamStyle, Traits
-from pglease.backends.postgres_asking import BUSY_RETRY_AFTER, REASONS, adopt, ask, refuse_busy
+from pglease.backends.postgres_asking import BUSY_RETRY_AFTER, REASONS, adopt, ask, ask_for_all, refuse_busy
 from pglease.backends.postgres_connections import BorrowedConnections, Connections, OwnConnections
 from pglease.backends.postgres_dsn import Dsn
 from pglease.backends.postgres_epochs import Lineage, Quarantine, ask_lineage, raise_epoch
@@ -40,6 +40,7 @@ from pglease.records import (
     Gone,
     Granted,
     Held,
+    InTheWay,
     Lease,
     Place,
     Refused,
@@ -73,6 +74,7 @@ TRAITS = Traits(
     wakes_waiters=True,
     fair=True,
     transactional_fencing=True,
+    groups=True,
     token_survives_loss=True,
     slots=True,
 )
@@ -255,6 +257,21 @@ class PostgresBackend:
             "in_turn": False,
         }
         return ask(link, sql, request, params, budget, quarantine=self._quarantine, pause=self._closing.wait)
+
+    def try_acquire_many(self, requests: Sequence[Request], budget: Budget) -> builtins.list[Granted] | InTheWay | None:
+        """See `GroupBackend.try_acquire_many`. One statement; all requests have one owner, ttl and metadata."""
+        first = requests[0]
+        alike = (first.owner_id, first.ttl, first.metadata, None)
+        if any((each.owner_id, each.ttl, each.metadata, each.ticket_id) != alike for each in requests):
+            return None
+        params = {
+            "names": [request.name for request in requests],
+            "lease_ids": [request.lease_id for request in requests],
+            "owner": first.owner_id,
+            "ttl": first.ttl,
+            "metadata": written(first.metadata),
+        }
+        return self._converse(lambda link, sql: ask_for_all(link, sql, requests, params), budget)
 
     def renew(self, renewals: Sequence[Renewal], budget: Budget) -> builtins.list[RenewalOutcome]:
         """See `Backend.renew`. Uses the connection that is kept for renewals."""

@@ -7,19 +7,19 @@ is no such thing: then the name is busy, and nobody waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pglease import clock
 from pglease.backends.base import Budget
 from pglease.backends.postgres_epochs import Quarantine, raise_epoch
-from pglease.backends.postgres_errors import LOCK_NOT_AVAILABLE, sqlstate
+from pglease.backends.postgres_errors import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, sqlstate
 from pglease.backends.postgres_link import Link, Row
 from pglease.backends.postgres_rows import answer_in, lease_in
 from pglease.backends.postgres_sql import Statements
 from pglease.backends.postgres_waiting import in_turn
 from pglease.errors import BackendMisconfigured, BackendUnavailable
-from pglease.records import Gone, Granted, LossReason, Refused, Request
+from pglease.records import Gone, Granted, InTheWay, LossReason, Refused, Request
 from pglease.schema import PROTOCOL
 
 BUSY_RETRY_AFTER = 0.05
@@ -112,6 +112,24 @@ def adopt(link: Link, sql: Statements, params: Mapping[str, Any], *, quarantine:
         if not _why(link, sql, params).moved:
             raise BackendUnavailable(f"{params['name']!r} cannot be handed over: nothing is granted at present")
         raise_epoch(link, sql, quarantine)
+
+
+def ask_for_all(
+    link: Link, sql: Statements, requests: Sequence[Request], params: Mapping[str, Any]
+) -> list[Granted] | InTheWay | None:
+    """Ask for several leases in one statement; None where that could not answer, and wrote nothing."""
+    try:
+        rows = link.rows(sql.try_acquire_many, params)
+    except Exception as error:
+        if sqlstate(error) not in {UNIQUE_VIOLATION, LOCK_NOT_AVAILABLE}:
+            raise
+        return None  # somebody makes one of them at this moment
+    for *row, place in rows:
+        if row[0] == "held":
+            lease = lease_in(tuple(row))
+            return InTheWay(requests[place - 1].name, Refused(lease, lease.time_remaining()))
+    grants = [Granted(lease_in(tuple(row))) for *row, _ in rows if row[0] == "granted"]
+    return grants if len(grants) == len(requests) else None
 
 
 def refuse_busy(verdict: str, name: str) -> None:

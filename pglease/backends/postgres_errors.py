@@ -13,6 +13,7 @@ from pglease.errors import BackendError, BackendMisconfigured, BackendUnavailabl
 
 UNDEFINED_TABLE = "42P01"
 LOCK_NOT_AVAILABLE = "55P03"
+UNIQUE_VIOLATION = "23505"
 READ_ONLY = "25006"
 INSUFFICIENT_PRIVILEGE = "42501"
 COLUMNS_CHANGED = "0A000"

@@ -109,6 +109,69 @@ SELECT {record} FROM (
 ) AS answer
 """
 
+# try_acquire_many: C22. As `try_acquire` with several names, of which each is free and locked, or unknown and ours to
+# make, or nothing is written. Nobody waits: rows that others have locked are skipped, and of those who would make the
+# same row one is let through. An insert of a name that somebody has just made fails, and takes the rest with it.
+_TRY_ACQUIRE_MANY = """
+WITH wanted AS MATERIALIZED (
+  SELECT * FROM ROWS FROM (pg_catalog.unnest(%(names)s::text[]), pg_catalog.unnest(%(lease_ids)s::uuid[]))
+           WITH ORDINALITY AS w(name, wanted_id, place)
+), seen AS MATERIALIZED (
+  SELECT w.place, w.wanted_id, l.*, pg_catalog.clock_timestamp() AS seen_at
+  FROM wanted w JOIN {leases} l ON l.task_name = w.name
+), free AS MATERIALIZED (
+  SELECT coalesce(bool_and(s.expires_at <= s.seen_at AND coalesce(s.queued_until <= s.seen_at, true)), true) AS all_free
+  FROM seen s
+), locked AS MATERIALIZED (
+  SELECT w.place, w.wanted_id, l.task_name, l.expires_at, l.fencing_token, l.transitions, l.queued_until
+  FROM wanted w JOIN {leases} l ON l.task_name = w.name
+  WHERE (SELECT f.all_free FROM free f) AND l.expires_at <= pg_catalog.clock_timestamp()
+  ORDER BY l.task_name FOR UPDATE OF l SKIP LOCKED
+), judged AS MATERIALIZED (
+  SELECT locked.*, pg_catalog.clock_timestamp() AS seen_at FROM locked
+), unknown AS MATERIALIZED (
+  SELECT w.*, pg_catalog.pg_try_advisory_xact_lock({key_of_wanted}) AS ours
+  FROM wanted w
+  WHERE (SELECT f.all_free FROM free f) AND NOT EXISTS (SELECT 1 FROM seen s WHERE s.task_name = w.name)
+), granting AS MATERIALIZED (
+  SELECT m.token_floor, pg_catalog.set_config('lock_timeout', '300ms', true) AS bounded FROM {meta} m, free f
+  WHERE f.all_free AND m.protocol = {protocol} AND (m.lineage = {lineage} OR {unknown})
+    AND coalesce(m.quarantined_until <= pg_catalog.clock_timestamp(), true)
+    AND (SELECT count(*) FROM judged j
+         WHERE j.expires_at <= j.seen_at AND coalesce(j.queued_until <= j.seen_at, true)) = (SELECT count(*) FROM seen)
+    AND NOT EXISTS (SELECT 1 FROM unknown u WHERE NOT u.ours)
+), taken AS (
+  UPDATE {leases} l
+  SET owner_id = %(owner)s::text, lease_id = j.wanted_id,
+      fencing_token = greatest(j.fencing_token, (g.token_floor >> 32) << 32) + 1,
+      transitions = j.transitions + 1, metadata = %(metadata)s::jsonb,
+      acquired_at = j.seen_at, heartbeat_at = j.seen_at, expires_at = j.seen_at + {ttl},
+      session_pid = NULL, session_started = NULL
+  FROM judged j, granting g WHERE l.task_name = j.task_name
+  RETURNING j.place, l.*, j.seen_at, {granted} AS note
+), born AS (
+  INSERT INTO {leases} AS l
+    (task_name, owner_id, lease_id, fencing_token, metadata, acquired_at, heartbeat_at, expires_at)
+  SELECT u.name, %(owner)s::text, u.wanted_id, g.token_floor + 1, %(metadata)s::jsonb, t.now, t.now, t.now + {ttl}
+  FROM unknown u, granting g, (SELECT pg_catalog.clock_timestamp() AS now) t
+  WHERE g.bounded IS NOT NULL ORDER BY u.name
+  RETURNING l.*, l.acquired_at AS seen_at
+)
+SELECT {record}, place FROM (
+  SELECT 'granted' AS verdict, t.place, t.task_name, t.owner_id, t.lease_id, t.fencing_token, t.transitions,
+         t.metadata, t.acquired_at, t.heartbeat_at, t.expires_at, t.seen_at FROM taken t
+  UNION ALL
+  SELECT 'granted', w.place, b.task_name, b.owner_id, b.lease_id, b.fencing_token, b.transitions,
+         b.metadata, b.acquired_at, b.heartbeat_at, b.expires_at, b.seen_at
+  FROM born b JOIN wanted w ON w.name = b.task_name
+  UNION ALL
+  SELECT CASE WHEN s.expires_at <= s.seen_at THEN 'over' WHEN s.lease_id = s.wanted_id THEN 'granted' ELSE 'held' END,
+         s.place, s.task_name, s.owner_id, s.lease_id, s.fencing_token, s.transitions,
+         s.metadata, s.acquired_at, s.heartbeat_at, s.expires_at, s.seen_at
+  FROM seen s WHERE NOT EXISTS (SELECT 1 FROM granting)
+) AS answer ORDER BY place
+"""
+
 # Why a try was answered neither with a grant nor with a holder. `contended` when a rival's statement is under way: it
 # has locked the row and is about to write (somebody who only locks rows, as a guard does, holds a weaker lock on the
 # table), or is making it. One whose session has been idle inside its transaction for a while is no rival, but a
@@ -447,6 +510,7 @@ class Statements:
 
     look: str
     try_acquire: str
+    try_acquire_many: str
     why: str
     raise_epoch: str
     renew: str
@@ -533,6 +597,7 @@ def _rendered(template: str, names: TableNames, protocol: int, *, lineage: bool,
         a_while=_SECONDS.format("0.1"),
         table_oid=_table_oid(names),
         key=f'pg_catalog.hashtextextended(%(name)s::text COLLATE "C", {_table_oid(names)}::int8)',
+        key_of_wanted=f'pg_catalog.hashtextextended(w.name COLLATE "C", {_table_oid(names)}::int8)',
         lineage=lineage_of(names) if lineage else "NULL::text",
         unknown="false" if lineage else "true",
     )

@@ -29,6 +29,7 @@ from pglease.records import (
     Gone,
     Granted,
     Held,
+    InTheWay,
     Lease,
     Place,
     Refused,
@@ -48,6 +49,7 @@ TRAITS = Traits(
     wakes_waiters=True,
     fair=True,
     transactional_fencing=True,
+    groups=True,
     slots=True,
     caveat="one host: a reboot frees everything",
 )
@@ -109,6 +111,18 @@ class SQLiteBackend:
             return self._seen(link, request.name).answer(request)
 
         return self._change(lambda turn: sqlite_turn.take(turn, request), budget, first=look)
+
+    def try_acquire_many(self, requests: Sequence[Request], budget: Budget) -> builtins.list[Granted] | InTheWay | None:
+        """See `GroupBackend.try_acquire_many`. Whoever is refused has only looked, and took no lock."""
+
+        def look(link: sqlite3.Connection) -> InTheWay | None:
+            for request in requests:
+                answer = self._seen(link, request.name).answer(request)
+                if isinstance(answer, Refused):
+                    return InTheWay(request.name, answer)
+            return None
+
+        return self._change(lambda turn: sqlite_turn.take_all(turn, requests), budget, first=look)
 
     def renew(self, renewals: Sequence[Renewal], budget: Budget) -> builtins.list[RenewalOutcome]:
         """See `Backend.renew`."""

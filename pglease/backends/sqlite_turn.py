@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from pglease.records import (
     Gone,
     Granted,
     Held,
+    InTheWay,
     Place,
     Refused,
     Released,
@@ -65,6 +66,16 @@ def take(turn: Turn, request: Request) -> Granted | Refused:
         turn.announce(sight, "granted")
         answer = Granted(sight.record())
     return answer
+
+
+def take_all(turn: Turn, requests: Sequence[Request]) -> list[Granted] | InTheWay:
+    """Give all of several names to whoever asks, if every one is free. C22."""
+    for request in requests:
+        answer = turn.judged(request.name).answer(request)
+        if isinstance(answer, Refused):
+            return InTheWay(request.name, answer)
+    answers = [take(turn, request) for request in requests]
+    return [answer for answer in answers if isinstance(answer, Granted)]
 
 
 def renew(turn: Turn, renewal: Renewal) -> RenewalOutcome:

@@ -12,7 +12,7 @@ from pglease.errors import ConfigurationError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import Duration, HoldOptions, OnLost
 from pglease.primitives import talk
-from pglease.primitives.talk import Deadline, Take, Talk
+from pglease.primitives.talk import Deadline, Take, TakeMany, Talk
 from pglease.taking import not_acquired
 
 if TYPE_CHECKING:
@@ -157,29 +157,46 @@ class GroupContext:
     def conversation(self) -> Talk[LeaseGroup | NotAcquired]:
         """Return the talk: nobody waits while it holds anything, so there is no deadlock."""
         deadline = Deadline(self._wait)
-        order = self._wanted
+        first: HoldOptions | None = None
         while True:
-            refusal, taken = yield from self._round(order, deadline)
+            refusal, taken = yield from self._round(first, deadline)
             if refusal is None:
                 return LeaseGroup(sorted(taken, key=lambda lease: lease.name))
             if deadline.over():
                 return refusal
             # The next round waits for what was refused, holding nothing, and then asks for the others.
-            order = sorted(self._wanted, key=lambda wanted: (wanted.name != refusal.name, wanted.name))
+            first = next(wanted for wanted in self._wanted if wanted.name == refusal.name)
             yield deadline.pause()
 
-    def _round(self, order: list[HoldOptions], deadline: Deadline) -> Talk[tuple[NotAcquired | None, list[HeldLease]]]:
+    def _round(self, first: HoldOptions | None, deadline: Deadline) -> Talk[tuple[NotAcquired | None, list[HeldLease]]]:
+        """Wait for `first`, if there is one, and take the others with it: in one step where the store can do that."""
         taken: list[HeldLease] = []
+        rest = [wanted for wanted in self._wanted if wanted is not first]
         try:
-            for wanted in order:
-                answer = yield Take(wanted if taken else deadline.of(wanted))
+            if first is not None and (refusal := (yield from self._take_one(first, deadline, taken))) is not None:
+                return refusal, self._give_up(taken)
+            if rest and self.leases.backend.traits.groups:
+                answer: list[HeldLease] | NotAcquired | None = yield TakeMany(rest)
                 if isinstance(answer, NotAcquired):
                     return answer, self._give_up(taken)
-                taken.append(answer)
+                if answer is not None:
+                    return None, taken + answer
+            for wanted in rest:
+                if (refusal := (yield from self._take_one(wanted, deadline, taken))) is not None:
+                    return refusal, self._give_up(taken)
         except BaseException:
             self._give_up(taken)
             raise
         return None, taken
+
+    @staticmethod
+    def _take_one(wanted: HoldOptions, deadline: Deadline, taken: list[HeldLease]) -> Talk[NotAcquired | None]:
+        """Take one more; wait for it only while nothing is held."""
+        answer: HeldLease | NotAcquired = yield Take(wanted if taken else deadline.of(wanted))
+        if isinstance(answer, NotAcquired):
+            return answer
+        taken.append(answer)
+        return None
 
     def _give_up(self, taken: list[HeldLease]) -> list[HeldLease]:
         for lease in taken:

@@ -30,6 +30,12 @@ class Take(NamedTuple):
     wanted: HoldOptions
 
 
+class TakeMany(NamedTuple):
+    """Ask for several leases in one step: handles, a `NotAcquired`, or None where the store declines."""
+
+    wanted: list[HoldOptions]
+
+
 class Look(NamedTuple):
     """Read one record, or None."""
 
@@ -64,7 +70,7 @@ class Rest(NamedTuple):
     seconds: float
 
 
-Wish: TypeAlias = Take | Look | List | Renew | Pause | Rest
+Wish: TypeAlias = Take | TakeMany | Look | List | Renew | Pause | Rest
 Talk: TypeAlias = Generator[Wish, Any, T]
 
 
@@ -122,6 +128,8 @@ def run(talk: Talk[T], leases: PGLease) -> T:
 def _grant(wish: Wish, leases: PGLease) -> Any:
     if isinstance(wish, Take):
         return leases.taking.take(wish.wanted)
+    if isinstance(wish, TakeMany):
+        return leases.taking.take_many(wish.wanted)
     if isinstance(wish, Pause):
         return leases.taking.nap(wish.seconds)
     if isinstance(wish, Rest):
@@ -154,6 +162,8 @@ async def arun(talk: Talk[T], leases: PGLease) -> T:
             try:
                 if isinstance(wish, Take):
                     answer: Any = await leases.taking.atake(wish.wanted)
+                elif isinstance(wish, TakeMany):
+                    answer = await leases.taking.atake_many(wish.wanted)
                 elif isinstance(wish, Pause):
                     answer = None
                     await leases.taking.anap(wish.seconds)

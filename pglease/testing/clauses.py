@@ -27,6 +27,7 @@ CLAUSES = {
     "C19": "prompt",
     "C20": "handed over",
     "C21": "described",
+    "C22": "all or none",
 }
 """Each clause in a few words; `pglease.backends.base` says them in full."""
 

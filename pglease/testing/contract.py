@@ -36,6 +36,7 @@ from pglease.options import MAX_DURATION
 from pglease.records import Adoption, Gone, Granted, Held, Lease, Refused, Renewal, Request
 from pglease.testing.clauses import CLAUSES, clause_map, clauses
 from pglease.testing.contract_fencing import FencingContract
+from pglease.testing.contract_groups import GroupContract
 from pglease.testing.contract_handing import HandingContract
 from pglease.testing.contract_prompt import PromptContract
 from pglease.testing.contract_waiting import WaitingContract
@@ -126,8 +127,8 @@ VERBS: dict[str, Callable[[Backend, float], object]] = {
 every_verb = pytest.mark.parametrize("verb", VERBS)
 
 
-class BackendContract(WaitingContract, FencingContract, PromptContract, HandingContract):
-    """Clauses C1 to C21. Subclass it with a fixture `harness`."""
+class BackendContract(WaitingContract, FencingContract, PromptContract, HandingContract, GroupContract):
+    """Clauses C1 to C22. Subclass it with a fixture `harness`."""
 
     @pytest.fixture
     def harness(self) -> Iterator[Harness]:

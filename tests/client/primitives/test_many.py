@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pglease import AcquisitionError, BackendUnavailable, ConfigurationError, LeaseLostError, current_lease
+from pglease import (
+    AcquisitionError,
+    AsyncPGLease,
+    BackendUnavailable,
+    ConfigurationError,
+    LeaseLostError,
+    MemoryBackend,
+    PGLease,
+    current_lease,
+)
 from tests.support.worlds import wait_until
 
 
@@ -24,6 +35,82 @@ def test_all_are_held_for_the_block(leases, rival):
 
     assert not group.held
     assert [rival.try_acquire(name) for name in "abc"] == [True] * 3
+
+
+def test_all_are_taken_in_one_step_and_what_is_in_the_way_is_waited_for(leases, rival, store, monkeypatch):
+    backend, verbs = leases.backend, []
+
+    def count(verb: str, does) -> None:
+        monkeypatch.setattr(backend, verb, lambda *args: verbs.append(verb) or does(*args))
+
+    for verb in ("try_acquire", "try_acquire_many"):
+        count(verb, getattr(backend, verb))
+    with leases.acquire_many([f"name {number}" for number in range(50)]) as group:
+        assert len(group) == 50
+    assert verbs[0] == "try_acquire_many"
+    assert len(verbs) == (1 if store.dsn else 51)  # in memory each is granted by the verb for one
+
+    held = rival.wait_for_lease("name 7")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(leases.acquire_many(["name 7", "name 8"], wait=60).acquire)
+        wait_until(leases.waiting, within=30)
+        held.release()
+
+        group = waiting.result(60)
+
+    assert group.held
+    assert group.release()
+
+
+class Wordless(MemoryBackend):
+    """Grants all, and its answer is lost, or late."""
+
+    late = False
+
+    def try_acquire_many(self, requests, budget):
+        answer = super().try_acquire_many(requests, budget)
+        if self.late:
+            budget.sent_at -= 3600
+            return answer
+        raise BackendUnavailable("the reply was lost", outcome_unknown=True)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_was_granted_without_an_answer_or_too_late_is_given_back(late):
+    backend = Wordless()
+    backend.late = late
+    with PGLease(backend) as leases, PGLease(MemoryBackend(store=backend._store)) as rival:
+        with pytest.raises(BackendUnavailable), leases.acquire_many(["a", "b"]):
+            pass
+
+        assert rival.wait_for_lease("a", timeout=30)
+        assert rival.wait_for_lease("b", timeout=30)
+        assert leases.holding() == []
+
+
+def test_a_task_that_is_cancelled_while_all_are_granted_leaves_nothing():
+    entered, go_on = threading.Event(), threading.Event()
+
+    class Slow(MemoryBackend):
+        def try_acquire_many(self, requests, budget):
+            entered.set()
+            go_on.wait(60)
+            return super().try_acquire_many(requests, budget)
+
+    backend = Slow()
+
+    async def story(leases: PGLease) -> None:
+        taking = asyncio.ensure_future(AsyncPGLease(leases).acquire_many(["a", "b"]).acquire())
+        await asyncio.to_thread(entered.wait, 60)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        go_on.set()
+
+    with PGLease(backend) as leases, PGLease(MemoryBackend(store=backend._store)) as rival:
+        asyncio.run(story(leases))
+        assert rival.wait_for_lease("a", timeout=30)
+        assert rival.wait_for_lease("b", timeout=30)
 
 
 def test_one_that_is_held_leaves_none(leases, rival):
