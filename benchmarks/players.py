@@ -19,8 +19,9 @@ SYNC = """
 import sys, time
 from pglease import PGLease
 client = PGLease(sys.argv[1])
+how = {"fair": True} if sys.argv[2] == "fair" else {}
 def wait():
-    client.wait_for_lease("turns", ttl=60, timeout=600)
+    client.wait_for_lease("turns", ttl=60, timeout=600, **how)
 verbs = {"take": wait, "wait": wait, "release": lambda: client.release("turns")}
 for line in sys.stdin:
     verbs[line.strip()]()
@@ -86,6 +87,11 @@ class Player:
         """Send an order and wait for it."""
         self.begin(verb)
         return self.done()
+
+    def kill(self) -> None:
+        """End it as the kernel does."""
+        self._process.kill()
+        self._process.wait()
 
     def __enter__(self) -> Self:
         return self

@@ -499,7 +499,7 @@ def test_a_release_beside_a_guard_frees_the_name(dsn):
 
 
 def test_a_release_of_a_row_that_is_locked_is_tried_again_within_its_time(dsn):
-    """It ends by its budget and can be repeated; it waits in no queue of the server."""
+    """It ends by its budget and can be repeated; so near its end it waits in no queue of the server."""
     with lapsing_row(dsn, "UPDATE") as (backend, _, lease_id, stranger, lapsed):
         watch = Stopwatch()
         with pytest.raises(BackendUnavailable, match="locked by another session"):

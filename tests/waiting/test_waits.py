@@ -18,7 +18,8 @@ import pytest
 from pglease import AcquireTimeout, BackendClosed, BackendUnavailable, HeldLease, PGLease, drive, options
 from pglease.backends.base import Budget
 from pglease.backends.memory import MemoryBackend
-from pglease.records import Change
+from pglease.records import Change, Request
+from pglease.waiting import AHEAD_OF_ITS_END, Nap, Waiter, _Line, _Mark
 from tests.support.worlds import all_at_once, always, wait_until
 
 PATIENCE = 30.0
@@ -218,6 +219,18 @@ def test_parked_waiters_of_one_client_mark_once_and_do_not_look(
     cancel.set()
     waits.end()
     leaves_nothing(waiting)
+
+
+def test_a_mark_is_renewed_before_it_lapses_however_long_the_pause_between_looks(waiting: PGLease) -> None:
+    room = waiting.taking.room
+    room.ear.hearing = True
+    request = Request("job", "waiter", "ab" * 16, 60.0)
+    waiter = Waiter(room, request, Nap(lambda: None), poll=3600, heard_poll=3600, warn_after=None, box=5)
+    line = _Line(_Mark(until=1000.0), [waiter], look_at=4000.0)
+
+    assert not room.owes_mark(line, now=900.0)
+    assert room.nap(waiter, line, now=900.0) == 1000.0 - AHEAD_OF_ITS_END - 900.0
+    assert room.owes_mark(line, now=1000.0 - AHEAD_OF_ITS_END)
 
 
 def test_a_client_hears_all_the_names_it_waits_for_with_one_ear(

@@ -283,6 +283,9 @@ def test_waiting_and_stepping_down(aleases, rival):
     async def story() -> None:
         async with aleases.leader_election("role", metadata={"pod": "a"}) as election:
             assert await election.wait_for_leader(SOON)
+            async with election.observe() as changes:
+                change = await changes.next(SOON)
+                assert (change.kind, change.lease.metadata) == ("present", {"pod": "a"})
             assert election.is_leader_confirmed_within(60)
             assert election.lease.held
             assert (await election.record()).metadata == {"pod": "a"}
