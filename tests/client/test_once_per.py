@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
 from pglease import SKIPPED, ConfigurationError, MemoryBackend, PGLease
 from pglease.testing.fake_clock import FakeClock
+from tests.support.worlds import child
 
 
 def test_a_second_call_in_a_slot_is_skipped(leases, rival):
@@ -45,6 +47,32 @@ def test_a_hundred_slots_are_a_hundred_runs_among_fifty_workers():
     for leases in workers:
         leases.close()
     assert ran == list(range(100))
+
+
+IN_ANOTHER_YEAR = """
+import time, datetime
+real = time.time
+time.time = lambda: real() + 4 * 365 * 86400
+time.time_ns = lambda: int(time.time() * 1e9)
+"""
+RUNS_ONCE = """
+import time
+leases = PGLease(dsn)
+say("ran" if leases.singleton_task("job", once_per="400d", on_skip=SKIPPED)(lambda: "ran")() == "ran" else "skipped")
+say(str(int(time.time())))
+"""
+
+
+def test_a_worker_whose_clock_is_in_another_year_runs_in_the_same_slot_as_all_others(dsn):
+    with PGLease(dsn) as leases:
+        task = leases.singleton_task("job", once_per="400d", on_skip=SKIPPED)(lambda: "ran")
+        assert task() == "ran"
+
+        with child(RUNS_ONCE, dsn, first=IN_ANOTHER_YEAR) as worker:
+            assert worker.hear(60) == "skipped"
+            assert int(worker.hear(60)) > time.time() + 3 * 365 * 86400
+
+        assert task() is SKIPPED
 
 
 def test_a_worker_that_died_in_its_slot_is_taken_over():
