@@ -369,12 +369,17 @@ def test_a_candidate_that_defers_lets_others_go_first(store):
 
 def test_a_campaign_begun_after_a_stop_whose_work_went_on_begins_when_that_has_ended(leases):
     finish, begun = threading.Event(), threading.Semaphore(0)
+    stopped, go_on = threading.Event(), threading.Event()
 
     def work(lease) -> None:
         begun.release()
         finish.wait(SOON)
 
-    election = leases.leader_election("role", on_started=work).start()
+    def stop() -> None:
+        stopped.set()
+        go_on.wait(SOON)
+
+    election = leases.leader_election("role", on_started=work, on_stopped=stop).start()
     assert begun.acquire(timeout=SOON)
     assert election.stop(timeout=0) is False
 
@@ -382,6 +387,9 @@ def test_a_campaign_begun_after_a_stop_whose_work_went_on_begins_when_that_has_e
     election.start()  # changes nothing
     assert not begun.acquire(blocking=False)
     finish.set()
+    assert stopped.wait(SOON)
+    assert not begun.acquire(timeout=0.3)  # the lease is free, and the first campaign not over
+    go_on.set()
 
     assert begun.acquire(timeout=SOON)
     assert election.wait_for_leader(SOON)

@@ -176,7 +176,7 @@ def test_a_writer_that_died_while_it_waited_has_poisoned_nothing(leases, rival):
 
 def test_whoever_waits_is_woken_by_the_release(leases, rival, looks_seldom):
     for ours, theirs in (("read", "write"), ("write", "read")):
-        lock, other = leases.read_write_lock("book"), rival.read_write_lock("book")
+        lock, other = leases.read_write_lock("book"), rival.read_write_lock("book", ttl=600)
         first = getattr(other, f"acquire_{theirs}")()
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(getattr(lock, f"acquire_{ours}"), 120)

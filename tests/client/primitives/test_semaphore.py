@@ -31,7 +31,7 @@ def test_as_many_hold_as_the_limit_says(leases, rival):
 
 
 def test_whoever_waits_is_woken_by_the_release(leases, rival, looks_seldom):
-    held = [rival.semaphore("db", 2).acquire() for _ in range(2)]
+    held = [rival.semaphore("db", 2, ttl=600).acquire() for _ in range(2)]
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(leases.semaphore("db", 2).acquire, 120)
         looks_seldom()
