@@ -34,6 +34,7 @@ import sys, time
 from pglease import PGLease
 client = PGLease(sys.argv[1])
 client.get_lease("tick")
+print(time.monotonic(), flush=True)
 for tick in sys.stdin:
     time.sleep(max(0.0, float(tick) - time.monotonic()))
     began = time.monotonic()

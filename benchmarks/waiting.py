@@ -109,6 +109,8 @@ def in_turns(dsn: str, python: str, script: str, *, rounds: int, period: float) 
         holder.do("take")  # pglease 0.0.4 cannot make its table in two processes at once
         holder.do("release")
         waiter = life.enter_context(Player(python, script, dsn, "waiter"))
+        waiter.do("take")  # it has started, and connected
+        waiter.do("release")
         for _ in range(rounds):
             holder.do("take")
             waiter.begin("wait")
@@ -149,13 +151,19 @@ def losers(dsn: str, rounds: int) -> list[float]:
     """Return how long it takes those who skip to learn that another process of fifty was faster at the same tick."""
     took = []
     with ExitStack() as life:
-        players = [life.enter_context(Player(sys.executable, SKIPPING, dsn, "tick")) for _ in range(CRON)]
+        players = [_connected(life.enter_context(Player(sys.executable, SKIPPING, dsn, "tick"))) for _ in range(CRON)]
         for _ in range(rounds + 1):
             tick = time.monotonic() + 1.0
             for player in players:
                 player.begin(str(tick))
             took.append([seconds for player in players if (seconds := player.done()) >= 0])
     return [seconds for of_a_tick in took[1:] for seconds in of_a_tick]  # in the first one, they connected
+
+
+def _connected(player: Player) -> Player:
+    """Wait until it is: fifty that start at once would be a measure of starting."""
+    player.done()
+    return player
 
 
 def database(server: LocalPostgres, number: int) -> str:
@@ -206,7 +214,7 @@ def main() -> None:
     """Measure, print, and with `--write` keep it."""
     grelmicro, its_version = installed("grelmicro", "grelmicro[postgres]>=0.40")
     earlier, _ = installed("pglease", "pglease==0.0.4", "psycopg2-binary")
-    with LocalPostgres() as server:
+    with LocalPostgres(settings={"max_connections": 300}) as server:
         rows = [
             f"| {name} | {shown(in_turns(database(server, number), python, script, rounds=rounds, period=period))} |"
             for number, (name, python, script, rounds, period) in enumerate(
