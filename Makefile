@@ -15,7 +15,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.cache/pycache
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install fmt lint types test matrix contract bench check clean
+.PHONY: help demo install fmt lint types test stress matrix contract bench check clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  %-10s %s\n", $$1, $$2 }'
@@ -47,6 +47,9 @@ types: $(DONE) ## Check types, strictly
 
 test: $(DONE) ## Run all tests but the long ones; ARGS="-k word" to choose
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+stress: $(DONE) ## Simulate 20,000 seeds, hunt known mistakes, explore the models; ARGS=--whole for all of it
+	$(PY) -m tests.stress $(ARGS)
 
 matrix: $(DONE) ## Run the marked tests on PostgreSQL 14 to 18, PgBouncer, Python 3.12 and 3.13, without psycopg2, SQLAlchemy 1.4
 	@PY=$(PY) WORKERS=$(WORKERS) tests/support/matrix.sh $(ARGS)

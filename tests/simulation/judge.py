@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pglease import options
 from pglease.handles import Hold
 from pglease.records import Granted, Loss, Refused
 from tests.simulation.kernel import Kernel, Process
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 WATCHDOG = 0.05
 """Seconds after its deadline by which a loss is told, however bad the network is."""
 
-GIVEN_BACK = 3.0
+GIVEN_BACK = 1.0
 """Seconds after which, over a good network, nothing is left of an acquisition that came to nothing."""
+GIVEN_BACK_AT_LAST = 16.0
+"""The same over one that loses messages: then all four tries are over, of up to three requests each."""
 THAW = 20.0
 """Seconds for which a request may be older than the end of the conversation that it belongs to, and more."""
 REMEMBERED = 8
@@ -179,7 +182,7 @@ class Judge:
     def doubted(self, process: Process, link: Link, name: str) -> None:
         """Look a while after an acquisition that came to nothing: what it may have been granted is given back."""
         since, generation, weather = self.kernel.now, self.server.generation, self.server.weather
-        rough = weather.lost or weather.busy or weather.slow or self.kernel.stalls
+        rough = weather.busy or weather.slow or self.kernel.stalls
 
         def look() -> None:
             troubled = process.dead or process.stopped(since, self.kernel.now) or link.cut_out_until > since
@@ -194,7 +197,7 @@ class Judge:
             if not known and (store.now() - row.acquired_at).total_seconds() > self.kernel.now - since:
                 self.wrong("S4", f"{name} is held by {process.name}, which was told that it failed")
 
-        self.kernel.after(GIVEN_BACK, look)
+        self.kernel.after(GIVEN_BACK_AT_LAST if weather.lost else GIVEN_BACK, look)
 
     # -- losses --------------------------------------------------------------------------------------------------------
 
@@ -235,9 +238,12 @@ class Judge:
             return
         if self.calm:
             self.wrong("needless", f"{hold.name} was lost though nothing was wrong")
-        since = process.moment(hold.term.sent_at)
+        since = max(belief.began, process.moment(hold.term.sent_at))
         tries = belief.link.attempts[hold.lease_id] - belief.attempts_before
-        if not tries and not process.stopped(since, self.kernel.now) and not self.kernel.stalls:
+        # The thread that renews may be in a conversation about other leases, for so long.
+        box = options.renewal_box(hold.ttl, hold.margin, options.interval_for(hold.ttl)) / process.rate
+        busy = self.kernel.now - since <= box + 0.01 and bool(hold.keeper._asking)
+        if not (tries or busy or process.stopped(since - box, self.kernel.now) or self.kernel.stalls):
             self.wrong("needless", f"{hold.name} was lost though nobody tried to renew it")
 
     def called_back(self, process: Process, name: str) -> None:

@@ -204,3 +204,13 @@ def _(stage: Stage) -> None:
         return True
 
     stage.patch(Hold, "lose", again)
+
+
+@mutant("late-find", "a grant that only a later look found is renewed as if its whole ttl were left")
+def _(stage: Stage) -> None:
+    plan = HeartbeatManager._plan
+
+    def as_if_new(manager: HeartbeatManager, hold: Hold, *, since: float | None = None) -> None:
+        plan(manager, hold, since=hold.term.sent_at if since is None else since)
+
+    stage.patch(HeartbeatManager, "_plan", as_if_new)

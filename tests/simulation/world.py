@@ -29,7 +29,7 @@ from pglease import (
     watchdog,
 )
 from pglease.client import PGLease
-from pglease.errors import BackendUnavailable, LeaseLostError, PgleaseError
+from pglease.errors import LeaseLostError, PgleaseError
 from pglease.handles import HeldLease, Hold
 from pglease.heartbeat import HeartbeatManager
 from pglease.records import Handover, Loss
@@ -153,8 +153,7 @@ class Member(Process):
                 world.judge.counts["blocks that ended in a loss"] += 1
             except PgleaseError as error:
                 world.judge.counts[f"refused: {type(error).__name__}"] += 1
-                if isinstance(error, BackendUnavailable):
-                    world.judge.doubted(self, self.link, name)
+                self.came_to_nothing(name)
             world.kernel.rest(random.expovariate(2.0 / ttl))
         self.busy -= 1
         if not self.busy:
@@ -182,6 +181,8 @@ class Member(Process):
             self.in_time("acquire(wait=…)", began, seconds + 2 * PATIENCE)
             if lease:
                 self.use(lease)
+            else:
+                self.came_to_nothing(name)
 
     def owned(self, name: str, ttl: float) -> None:
         """Ask once; the client owns it."""
@@ -257,6 +258,11 @@ class Member(Process):
                 lease.set_metadata({"at": kernel.now})
             elif chance < 0.35:
                 self.world.handovers.append(lease.transfer("whoever comes"))
+
+    def came_to_nothing(self, name: str) -> None:
+        """Have the judge see that nothing is left in the store, unless another worker may be asking for the same."""
+        if self.world.plan.workers == 1:
+            self.world.judge.doubted(self, self.link, name)
 
     def in_time(self, what: str, began: float, seconds: float) -> None:
         """See to it that a call came back."""

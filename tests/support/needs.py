@@ -95,6 +95,7 @@ NEEDS = {
     "redis-server": Need(_program("redis-server"), "apt-get install redis-server"),
     "root": Need(lambda: os.geteuid() == 0, "run as root"),
     "shells": Need(_program("bash", "zsh", "fish"), "apt-get install bash zsh fish"),
+    "spin": Need(_program("spin", "gcc"), "apt-get install spin gcc"),
     "tmux": Need(_program("tmux"), "apt-get install tmux"),
     "uvloop": Need(_module("uvloop"), "pip install uvloop, where there is a wheel"),
 }
