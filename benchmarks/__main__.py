@@ -12,7 +12,7 @@ import asyncio
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -163,7 +163,7 @@ def measure(rounds: int, runs: int) -> list[Figure]:
                 most: float | None,
                 *,
                 few: int = few,
-                before: Callable[[], object] = lambda: None,
+                before: Mapping[str, Callable[[], object]] | None = None,
             ) -> None:
                 timings = side_by_side({"ours": mine, "bare": theirs}, rounds=few, runs=runs, before=before)
                 figures.append(Figure(work, word, timings["ours"], timings["bare"], most))  # noqa: B023
@@ -174,7 +174,7 @@ def measure(rounds: int, runs: int) -> list[Figure]:
             compare("renew", ours.renew, bare.renew, None)
             if not flush:
                 compare("losing try", ours.lose, bare.select, 1.25)
-                compare("guard", ours.guard, bare.lock, 1.3, before=lambda: (ours.begin(), bare.begin()))
+                compare("guard", ours.guard, bare.lock, 1.3, before={"ours": ours.begin, "bare": bare.begin})
     return figures
 
 

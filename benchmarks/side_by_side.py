@@ -42,12 +42,21 @@ def _nothing() -> None:
 
 
 def side_by_side(
-    calls: Mapping[str, Callable[[], object]], *, rounds: int, runs: int, before: Callable[[], object] = _nothing
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    runs: int,
+    before: Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, Timing]:
-    """Time each of `calls`, `rounds` times in each of `runs` runs, in turn: A B A B; `before` each, untimed."""
-    for call in calls.values():
+    """Time each of `calls`, `rounds` times in each of `runs` runs, in turn: A B A B; what is its own `before`, untimed.
+
+    What was done last is still warm in the processor's caches, and so is the server's process that did it; so nothing
+    of another call may come between what prepares a call and the call.
+    """
+    before = before or {}
+    for name, call in calls.items():
         for _ in range(50):  # connections, prepared statements, caches
-            before()
+            before.get(name, _nothing)()
             call()
     taken: dict[str, list[list[float]]] = {name: [] for name in calls}
     gc.collect()
@@ -62,12 +71,12 @@ def side_by_side(
 
 
 def _run(
-    calls: Mapping[str, Callable[[], object]], rounds: int, before: Callable[[], object]
+    calls: Mapping[str, Callable[[], object]], rounds: int, before: Mapping[str, Callable[[], object]]
 ) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            before()
+            before.get(name, _nothing)()
             begun = time.perf_counter()
             call()
             seconds[name].append(time.perf_counter() - begun)
