@@ -21,7 +21,7 @@ STORE_VARIABLES = ("PGLEASE_URL", "DATABASE_URL", "PGHOST", "PGSERVICE", "PGDATA
 def until():
     """Wait for a condition, with a bound."""
 
-    def wait(condition, seconds=15.0, what="the condition"):
+    def wait(condition, seconds=60.0, what="the condition"):
         deadline = time.monotonic() + seconds
         while not (value := condition()):
             assert time.monotonic() < deadline, f"{what} did not come true within {seconds} s"

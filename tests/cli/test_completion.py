@@ -26,7 +26,7 @@ def test_there_is_a_script_for_each_shell(shell, call):
     assert code == 0
     assert "_PGLEASE_COMPLETE" in out
     if shutil.which(shell):
-        assert subprocess.run([shell, "-n"], input=out, text=True, timeout=10, check=False).returncode == 0
+        assert subprocess.run([shell, "-n"], input=out, text=True, timeout=60, check=False).returncode == 0
 
 
 def test_another_shell_is_bad_usage(call):

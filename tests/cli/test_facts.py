@@ -131,7 +131,7 @@ def test_wait_can_be_interrupted(number, code, start, held, until):
 
     waiting.send_signal(number)
 
-    out, err = waiting.communicate(timeout=10)
+    out, err = waiting.communicate(timeout=60)
     assert waiting.returncode == code
     assert (out, err.strip()) == ("", "")
 

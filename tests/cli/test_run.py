@@ -112,7 +112,7 @@ def test_a_bounded_wait_ends_in_time_with_75(pglease, leases, sql):
 
     took = (sql("SELECT clock_timestamp()")[0] - begin).total_seconds()
     assert (done.returncode, done.stdout) == (9, "")
-    assert 1.5 <= took < 12
+    assert 1.5 <= took < 45
 
 
 def test_waiting_gets_the_lease_when_it_is_released(start, leases):
@@ -122,7 +122,7 @@ def test_waiting_gets_the_lease_when_it_is_released(start, leases):
 
     leases.release("job")
 
-    out, err = waiting.communicate(timeout=15)
+    out, err = waiting.communicate(timeout=60)
     assert (waiting.returncode, out, err) == (0, "at last\n", "")
 
 
@@ -134,7 +134,7 @@ def test_a_signal_ends_the_wait(name, start, leases, sql):
 
     waiting.send_signal(signal.Signals[f"SIG{name}"])
 
-    out, err = waiting.communicate(timeout=5)
+    out, err = waiting.communicate(timeout=60)
     assert waiting.returncode == 128 + signal.Signals[f"SIG{name}"]
     assert (out, err) == ("", "")
     leases.release("job")
@@ -184,7 +184,7 @@ def test_a_command_that_is_told_to_end_takes_its_group_along_and_the_lease_is_fr
 
     running.send_signal(signal.Signals[f"SIG{name}"])
 
-    assert running.wait(10) == 128 + signal.Signals[f"SIG{name}"]
+    assert running.wait(60) == 128 + signal.Signals[f"SIG{name}"]
     assert command.members() == []
     assert leases.get_lease("job").is_expired()
 
@@ -195,7 +195,7 @@ def test_a_command_may_answer_a_signal_in_its_own_way(start, command, until):
 
     running.send_signal(signal.SIGTERM)
 
-    assert running.wait(10) == 5
+    assert running.wait(60) == 5
 
 
 NOHUP = "import signal, os, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
@@ -209,7 +209,7 @@ def test_a_signal_ignored_from_the_start_does_not_end_the_wait(start, leases):
     waiting.send_signal(signal.SIGHUP)
     leases.release("job")
 
-    assert waiting.communicate(timeout=15)[0] == "at last\n"
+    assert waiting.communicate(timeout=60)[0] == "at last\n"
 
 
 def test_a_signal_ignored_from_the_start_stays_ignored(start, command, until):
@@ -222,7 +222,7 @@ def test_a_signal_ignored_from_the_start_stays_ignored(start, command, until):
     running.send_signal(signal.SIGHUP)
 
     (command.directory / "end").touch()
-    assert running.wait(10) == 3
+    assert running.wait(60) == 3
 
 
 # -- what is left behind
@@ -239,7 +239,7 @@ def test_what_the_command_left_in_its_group_ends_before_the_lease_does(start, co
         assert not (free and command.members())
 
     assert command.members() == []
-    assert running.wait(5) == 4
+    assert running.wait(60) == 4
     assert "left processes behind" in running.stderr.read()
 
 
@@ -282,7 +282,7 @@ def test_a_release_that_fails_is_a_warning_and_the_commands_code_stands(start, p
     proxy.black_hole()
     (command.directory / "end").touch()
 
-    _, err = running.communicate(timeout=20)
+    _, err = running.communicate(timeout=60)
     assert running.returncode == 5
     assert "warning" in err
     assert "not released" in err
@@ -296,6 +296,6 @@ def test_a_lease_that_had_ended_unnoticed_is_a_warning(start, command, leases, u
 
     (command.directory / "end").touch()
 
-    _, err = running.communicate(timeout=10)
+    _, err = running.communicate(timeout=60)
     assert running.returncode == 5
     assert "already ended" in err

@@ -15,7 +15,7 @@ def test_watch_tells_what_happens_line_by_line(start, leases):
     assert "job  acquired by" in watching.stdout.readline()
 
     watching.send_signal(signal.SIGINT)
-    out, err = watching.communicate(timeout=10)
+    out, err = watching.communicate(timeout=60)
     assert (watching.returncode, out, err) == (130, "", "")
 
 
