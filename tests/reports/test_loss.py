@@ -254,3 +254,27 @@ def test_a_callback_may_call_back_into_its_client(dsn):
     steal(dsn, "job")
     wait_until(lambda: len(done) == 3)
     assert done == [False, True, "closed"]
+
+
+def test_an_elector_that_cannot_ask_leads_no_longer_than_its_ttl_and_comes_back_as_a_newcomer(dsn, proxy):
+    """Every question raises. Once it can ask again it finds another leader, and follows until that one resigns."""
+    with (
+        PGLease(proxy.through(dsn), connect_timeout=1) as cut_off,
+        PGLease(dsn, owner_id="other") as other,
+        cut_off.leader_election("job", ttl=3) as election,
+    ):
+        wait_until(lambda: election.is_leader)
+        first = other.get_lease("job").fencing_token
+        proxy.refuse()
+        proxy.cut()
+        watch = Stopwatch()
+        wait_until(lambda: not election.is_leader)
+        assert watch.seconds < 3
+        second = other.wait_for_lease("job", ttl=60)
+        assert second.fencing_token > first
+
+        proxy.pass_through()
+        always(lambda: not election.is_leader, 1)
+        assert other.release("job")
+        wait_until(lambda: election.is_leader)
+        assert other.get_lease("job").fencing_token > second.fencing_token

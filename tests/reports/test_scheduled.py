@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
+
 import pytest
 
 from pglease import AcquisitionError, ConfigurationError, PGLease
-from tests.support.worlds import Stopwatch, execute, is_free, two_clients, wait_until
+from tests.support.worlds import Stopwatch, all_at_once, clients, execute, is_free, two_clients, wait_until
 
 
 @pytest.fixture
@@ -114,6 +117,25 @@ def test_renewing_is_not_acquiring_again(dsn):
 
         assert one.release("job") is True
         assert other.try_acquire("job")
+
+
+def test_of_three_workers_whose_ticks_come_up_to_a_second_apart_one_runs(dsn):
+    """The first has long done its 10 ms when the last one asks."""
+    ran = []
+
+    def tick(worker: PGLease, late: float) -> None:
+        time.sleep(late)
+        with worker.acquire("tick", min_hold=3) as lease:
+            if lease:
+                time.sleep(0.01)
+                ran.append(late)
+
+    with clients(dsn, 3) as workers:
+        for worker in workers:
+            worker.get_lease("connected before the tick")
+        all_at_once([partial(tick, worker, late) for worker, late in zip(workers, (0.0, 0.5, 1.0), strict=True)])
+
+    assert len(ran) == 1
 
 
 def test_a_short_body_keeps_the_name_for_min_hold(dsn):
