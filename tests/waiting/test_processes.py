@@ -131,15 +131,15 @@ def test_fair_waiters_of_many_processes_are_served_without_one_inversion(dsn: st
 
 
 def test_the_death_of_the_first_in_the_queue_delays_the_next_by_no_more_than_its_ticket(dsn: str) -> None:
-    with PGLease(dsn) as holder, child(WAITER, dsn, "first") as first, child(WAITER, dsn, "second") as second:
+    with PGLease(dsn) as holder, ExitStack() as life:
         assert holder.try_acquire("job", ttl=600)
-        for place, waiter in enumerate((first, second)):
-            assert waiter.hear(PATIENCE) == "ready"
-            if place == 0:
-                wait_until(lambda: queued(dsn) == 1, PATIENCE)
-            else:
-                wait_until(lambda: queued(dsn) == 2, PATIENCE)
+        waiters = []
+        for place, label in enumerate(("first", "second"), 1):
+            waiters.append(life.enter_context(child(WAITER, dsn, label)))
+            assert waiters[-1].hear(PATIENCE) == "ready"
+            wait_until(lambda place=place: queued(dsn) == place, PATIENCE)
 
+        first, second = waiters
         first.process.kill()
         killed = time.monotonic()
         holder.release("job")
