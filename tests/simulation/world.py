@@ -566,6 +566,8 @@ def simulate(stage: Stage, seed: int, *, trace: bool = False, change: Callable[[
         logging.getLogger("pglease").disabled = True
         world.kernel.end()
         client._clients.clear()  # or the end of this interpreter would close them
+        for member in world.members:  # a crash closes nothing, and the finalizer would keep the callbacks, and so us
+            member.client._finalizer.detach()
         logging.getLogger("pglease").disabled = False
     world.judge.counts.update({f"call: {verb}": count for verb, count in world.server.calls.items()})
     return Outcome(seed, violations, world.judge.counts, seconds, world.judge.trace)
