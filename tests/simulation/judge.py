@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pglease import options
 from pglease.handles import Hold
-from pglease.records import Granted, Loss, Refused
+from pglease.records import Granted, Loss, Refused, Released
 from tests.simulation.kernel import Kernel, Process
 from tests.simulation.store import Call, Link, Server
 
@@ -58,6 +58,7 @@ class Judge:
         self._by_name: dict[str, list[Belief]] = {}
         self._grants: set[tuple[str, str, int]] = set()
         self._forced: set[tuple[Any, ...]] = set()
+        self._released: set[tuple[Any, ...]] = set()
         self._last_token: dict[str, int] = {}
         self._called_for: dict[tuple[str, str], int] = {}
         self._lost_of: Counter[tuple[str, str]] = Counter()
@@ -96,6 +97,8 @@ class Judge:
             mine = {call.args[0]: call.args[1]}
         for name, lease_id in mine.items():
             self._only_own(call, name, lease_id, before.get(name), now)
+            if isinstance(call.value, Released):
+                self._released.add(call.args)
         if call.verb == "force_release" and call.value:
             self.counts["forced"] += 1
             self._forced.add(call.args)
@@ -193,6 +196,8 @@ class Judge:
             row, store = self.server.store.rows.get(name), self.server.store._store
             if row is None or row.expires_at <= store.now() or row.owner_id != process.name:
                 return
+            if (name, row.lease_id) in self._released:
+                return  # a copy of the request came after the give-back of what it asked for: that lapses, too
             known = any(belief.hold.lease_id == row.lease_id for belief in self._beliefs.values())
             if not known and (store.now() - row.acquired_at).total_seconds() > self.kernel.now - since:
                 self.wrong("S4", f"{name} is held by {process.name}, which was told that it failed")
