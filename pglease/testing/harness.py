@@ -15,7 +15,7 @@ import pytest
 from pglease import clock
 from pglease.backends.base import Backend, Budget, FairBackend, ParamStyle, Subscription, WakingBackend, fencing
 from pglease.bonds import Bond
-from pglease.errors import BackendClosed
+from pglease.errors import BackendClosed, BackendUnavailable
 from pglease.records import (
     Adoption,
     Change,
@@ -152,9 +152,14 @@ class Hold:
     def renew_after_trouble(self, within: float = 5.0) -> RenewalOutcome:
         """Ask until the store says something: a request from before the trouble may still be at work on the record."""
         until = clock.now() + within
-        while isinstance(outcome := self.renew(), Unknown) and clock.now() < until:
+        while True:
+            try:
+                outcome = self.renew()
+            except BackendUnavailable as error:  # which says of all that was asked that it is unknown
+                outcome = Unknown(error)
+            if not isinstance(outcome, Unknown) or clock.now() >= until:
+                return outcome
             time.sleep(0.01)
-        return outcome
 
     def renewed(self, ttl: float = LONG) -> Lease:
         """Renew; anything but success fails the test."""
