@@ -210,24 +210,12 @@ class Watch:
     def _compare(self, records: Mapping[str, Lease]) -> None:
         """Turn what is different from the last look into changes, in the order in which it happened."""
         found: list[LeaseChange] = []
-        lapsed = self._lapsed(records)
         for name in sorted(self._seen.keys() | records.keys()):
-            found += self._changes_of(name, records.get(name), lapsed)
+            found += self._changes_of(name, records.get(name))
         self._changes.extend(sorted(found, key=_moment))
         self._began = True
 
-    def _lapsed(self, records: Mapping[str, Lease]) -> set[tuple[str, int]]:
-        """Return which of the holds that ended since the last look were not given back."""
-        if all(self._is_known(name, lease) or not lease.is_expired() for name, lease in records.items()):
-            return set()
-        listed = self._backend.list(self._name, self._budget())
-        return {(lease.task_name, lease.fencing_token) for lease in listed}
-
-    def _is_known(self, name: str, lease: Lease) -> bool:
-        seen = self._seen.get(name)
-        return seen is not None and seen.over and seen.lease.fencing_token == lease.fencing_token
-
-    def _changes_of(self, name: str, lease: Lease | None, lapsed: set[tuple[str, int]]) -> Iterator[LeaseChange]:
+    def _changes_of(self, name: str, lease: Lease | None) -> Iterator[LeaseChange]:
         seen = self._seen.get(name)
         if lease is None:
             if seen is not None:
@@ -236,7 +224,7 @@ class Watch:
             return
         over = lease.is_expired()
         self._seen[name] = _Seen(lease, over, 0.0 if seen is None else seen.marked_until)
-        ended = LeaseChange("expired" if (name, lease.fencing_token) in lapsed else "released", lease)
+        ended = LeaseChange("released" if lease.given_back else "expired", lease)
         if seen is None and not self._began:
             yield LeaseChange("present", lease)
         elif seen is not None and seen.lease.fencing_token == lease.fencing_token:

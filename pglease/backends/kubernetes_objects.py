@@ -101,7 +101,7 @@ class Row:
             transitions=self.transitions,
             seen_at=self.acquired_at + self.written_after + elapsed,
             metadata=json.loads(self.metadata) if self.metadata else {},
-            given_back=self.lease_id is None and not self.foreign,
+            given_back=self.given_back,
         )
 
     def why_gone(self, lease_id: str) -> LossReason:
