@@ -134,22 +134,20 @@ class Taking:
     def take_many(self, wanted: Sequence[HoldOptions]) -> list[HeldLease] | NotAcquired | None:
         """Take several leases by checked options in one step: all, or none; None where the store declines."""
         asked = [self._request(each)[0] for each in wanted]
-        nap = Nap(self.refuse_if_closed)
         margin = self.manager.margin_for(wanted[0].ttl)
+        conversation = steps.acquire_many(asked, margin=margin, attempt=self.box)
         try:
-            conversation = steps.acquire_many(asked, margin=margin, attempt=self.box)
-            return self._all_taken(drive.run(conversation, self.backend, nap.rest), asked, wanted, margin)
+            found = drive.run(conversation, self.backend, time.sleep)
+            return self._all_taken(found, asked, wanted, margin)
         except BaseException as error:
-            if not isinstance(error, BackendError) or getattr(error, "outcome_unknown", False):
-                for request in asked:
-                    self._let_go(request)
+            self._let_all_go(asked, error)
             raise
 
     async def atake_many(self, wanted: Sequence[HoldOptions]) -> list[HeldLease] | NotAcquired | None:
         """Do the same without blocking the event loop; a cancelled task leaves nothing behind."""
         asked = [self._request(each)[0] for each in wanted]
-        nap = TaskNap(self.refuse_if_closed)
         margin = self.manager.margin_for(wanted[0].ttl)
+        nap = TaskNap(self.refuse_if_closed)
 
         def give_back(call: Future[steps.Answer]) -> None:
             for request in asked:
@@ -159,11 +157,15 @@ class Taking:
         try:
             found = await drive.arun(conversation, self.backend, give_back, nap.arest)
             return self._all_taken(found, asked, wanted, margin)
-        except BackendError as error:
-            if getattr(error, "outcome_unknown", False):
-                for request in asked:
-                    self._let_go(request)
+        except Exception as error:  # a cancellation has been seen to by then
+            self._let_all_go(asked, error)
             raise
+
+    def _let_all_go(self, asked: Sequence[Request], error: BaseException) -> None:
+        """Let go of several grants, unless the store has said that there are none."""
+        if not isinstance(error, BackendError) or getattr(error, "outcome_unknown", False):
+            for request in asked:
+                self._let_go(request)
 
     def _all_taken(
         self,

@@ -17,6 +17,7 @@ from pglease import (
     MemoryBackend,
     PGLease,
     current_lease,
+    options,
 )
 from tests.support.worlds import wait_until
 
@@ -213,3 +214,24 @@ def test_one_release_that_fails_for_whatever_reason_leaves_no_other_held(leases,
 
     assert leases.holding() == []
     assert rival.wait_for_lease("a", timeout=10, poll_interval=0.05)
+
+
+@pytest.mark.parametrize("on_a_loop", [False, True], ids=["threads", "asyncio"])
+def test_what_fails_after_the_store_has_granted_all_gives_all_of_it_back(monkeypatch, on_a_loop):
+    with PGLease(MemoryBackend()) as leases:
+        manager, begun = leases.taking.manager, []
+        begin = manager.begin
+
+        def begin_one(hold):
+            begun.append(hold)
+            if len(begun) == 2:
+                raise MemoryError
+            begin(hold)
+
+        monkeypatch.setattr(manager, "begin", begin_one)
+        wanted = [options.hold_options(name, 60) for name in ("a", "b", "c")]
+        with pytest.raises(MemoryError):
+            asyncio.run(leases.taking.atake_many(wanted)) if on_a_loop else leases.taking.take_many(wanted)
+
+        wait_until(lambda: leases.list_leases() == [])
+        assert leases.holding() == []
