@@ -65,22 +65,28 @@ def cancel_on_signals(*signals: int) -> Callable[[], None]:
     """
     import asyncio
 
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    numbers = signals or (signal.SIGTERM,)
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop runs here
+        task = None
     if task is None:
         raise ConfigurationError("cancel_on_signals is called in the task that is to be cancelled")
+    loop = task.get_loop()
+    handled: list[int] = []
 
     def cancel() -> None:
         if not task.cancelling():
             task.cancel("a signal asked for the end")
 
     def remove() -> None:
-        for number in numbers:
+        for number in handled:
             loop.remove_signal_handler(number)
 
     try:
-        for number in numbers:
+        for number in signals or (signal.SIGTERM,):
             loop.add_signal_handler(number, cancel)
-    except (OSError, ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+            handled.append(number)
+    except (OSError, ValueError, TypeError, RuntimeError, NotImplementedError) as error:  # the last: not on Windows
+        remove()
         raise ConfigurationError(f"signals must be some that can be handled, in the main thread: {error}") from None
     return remove

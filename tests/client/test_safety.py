@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 
 import pytest
 
+import pglease
 from pglease import BackendUnavailable, ConfigurationError, Event, MemoryBackend, PGLease, install_signal_handlers
 from tests.support import worlds
 from tests.support.worlds import child, wait_until
@@ -201,6 +203,21 @@ try:
 except asyncio.CancelledError:
     raise SystemExit(143)
 """
+
+
+def test_only_a_task_can_be_cancelled_on_signals():
+    with pytest.raises(ConfigurationError, match="in the task that is to be cancelled"):
+        pglease.cancel_on_signals()
+
+
+def test_of_signals_of_which_one_cannot_be_handled_none_is():
+    async def main() -> None:
+        with pytest.raises(ConfigurationError, match="that can be handled"):
+            pglease.cancel_on_signals(signal.SIGUSR1, signal.SIGKILL)
+
+        assert asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1) is False
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("script", [SIGNALLED, CANCELLED], ids=["threads", "asyncio"])
