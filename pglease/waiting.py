@@ -16,10 +16,10 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pglease import clock, steps
-from pglease.backends.base import Backend
+from pglease.backends.base import Backend, Budget, WakingBackend
 from pglease.bell import Bell
 from pglease.events import Event, Waiting
 from pglease.giveback import GiveBack
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("pglease")
 
 MARK = 600.0
-"""Seconds for which whoever marked a name may rely on that.
-
-The store is asked for twice as many, and writes only when half of them are over: once in this time, whoever asks.
-"""
+"""Seconds for which whoever marked a name may rely on that."""
+ASKED_FOR = 2 * MARK
+"""Seconds for which the store is asked to mark it. It writes only when half of them are over: once in `MARK`, whoever
+asks."""
 AHEAD_OF_ITS_END = 75.0
 """Seconds before the end of that time at which the mark is renewed."""
 TICKET = 6.0
@@ -107,6 +107,17 @@ class _Line:
         """Let those in front think again."""
         for waiter in self.waiters[:2]:
             waiter.nap.kick()
+
+
+def mark(backend: Backend, name: str, seconds: float) -> float:
+    """Mark a name; return the boot clock until when one may rely on that, or 0.0 where it has to be looked at again.
+
+    Raises:
+        BackendError: as for `WakingBackend.mark`, within `seconds`.
+    """
+    now = clock.now()
+    marked = cast("WakingBackend", backend).mark(name, ASKED_FOR, Budget.of(seconds, clock.now))
+    return now + MARK if marked else 0.0
 
 
 class Watcher(Protocol):
@@ -442,7 +453,7 @@ class Waiter:
             look = first or self.place is None
         if now < ends and self.room.owes_mark(line, now):
             self._marking = True
-            answer = yield Call("mark", (self.name, 2 * MARK), min(self._box, ends - now))
+            answer = yield Call("mark", (self.name, ASKED_FOR), min(self._box, ends - now))
             self._marking, now, look = False, answer.now, True
             self.room.marked(line, answer)
         return look, now

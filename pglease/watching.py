@@ -13,16 +13,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 
 from pglease import clock, drive, forks, options
-from pglease.backends.base import Backend, Budget, WakingBackend
+from pglease.backends.base import Backend, Budget
 from pglease.bell import Bell
 from pglease.errors import BackendError, BackendUnavailable
 from pglease.events import LeaseChange
 from pglease.options import Duration
 from pglease.records import Change, Lease
-from pglease.waiting import AHEAD_OF_ITS_END, HEARD_STRETCH, MARK, Room
+from pglease.waiting import AHEAD_OF_ITS_END, HEARD_STRETCH, Room, mark
 
 log = logging.getLogger("pglease")
 
@@ -194,15 +194,15 @@ class Watch:
         for name, seen in self._seen.items():
             if now >= seen.marked_until - AHEAD_OF_ITS_END:
                 try:
-                    marked = cast("WakingBackend", self._backend).mark(name, 2 * MARK, self._budget())
+                    until = mark(self._backend, name, self._box)
                 except BackendUnavailable:
                     raise
                 except BackendError as error:  # a role that may only read
                     log.info("%s; the watch of %r looks every %g s instead", error, self._name, self._poll)
                     self._may_mark = False
                     return False
-                anew = anew or (marked and seen.marked_until <= now)
-                seen.marked_until = now + MARK if marked else 0.0
+                anew = anew or seen.marked_until <= now < until
+                seen.marked_until = until
         return anew
 
     # -- what has changed ----------------------------------------------------------------------------------------------

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from pglease import clock
-from pglease.backends.base import Budget, WakingBackend
 from pglease.bell import Bell
 from pglease.errors import BackendUnavailable
 from pglease.records import Change
-from pglease.waiting import AHEAD_OF_ITS_END, MARK
+from pglease.waiting import AHEAD_OF_ITS_END, mark
 
 if TYPE_CHECKING:
     from pglease.client import PGLease
@@ -47,18 +46,18 @@ class Vigil:
         if not self._room.hearing:
             fresh, self._marked = [], {}
         for name in fresh:
-            self._mark_one(name, now)
+            self._mark_one(name)
         self._all_marked = all(name in self._marked for name in wanted)
         return any(name in self._marked for name in fresh)
 
-    def _mark_one(self, name: str, now: float) -> None:
+    def _mark_one(self, name: str) -> None:
         self._marked.pop(name, None)
-        backend = cast("WakingBackend", self._leases.backend)
         try:
-            if backend.mark(name, 2 * MARK, Budget.of(BOX, clock.now)):
-                self._marked[name] = now + MARK
+            until = mark(self._leases.backend, name, BOX)
         except BackendUnavailable:
             return  # looked at as often as what is not heard of
+        if until:
+            self._marked[name] = until
 
     def longest(self) -> float:
         """Return how long one may rest without a look."""
