@@ -435,7 +435,7 @@ LONGEST_LOCK_WAIT = 0.3
 # be a queue; it reaches further than the tickets, so that not each renewal writes the lease's row. A release that finds
 # the row locked takes the same lock.
 _QUEUE_LOCK = """
-SELECT l.task_name FROM {leases} l, (SELECT pg_catalog.set_config('lock_timeout', '300ms', true) AS bounded) b
+SELECT l.task_name FROM {leases} l, (SELECT pg_catalog.set_config('lock_timeout', '{lock_wait}', true) AS bounded) b
 WHERE b.bounded IS NOT NULL AND l.task_name = %(name)s::text FOR NO KEY UPDATE OF l
 """
 _QUEUE = """
@@ -595,6 +595,7 @@ def _rendered(template: str, names: TableNames, protocol: int, *, lineage: bool,
         older_than=_SECONDS.format("%(older_than)s::float8"),
         quarantine=_SECONDS.format(f"greatest(%(quarantine)s::float8, {longest})"),
         a_while=_SECONDS.format("0.1"),
+        lock_wait=f"{LONGEST_LOCK_WAIT * 1000:.0f}ms",
         table_oid=_table_oid(names),
         key=f'pg_catalog.hashtextextended(%(name)s::text COLLATE "C", {_table_oid(names)}::int8)',
         key_of_wanted=f'pg_catalog.hashtextextended(w.name COLLATE "C", {_table_oid(names)}::int8)',
