@@ -15,7 +15,7 @@ from pglease import watchdog
 log = logging.getLogger("pglease")
 
 EXIT_CODE = 76
-"""As of `pglease run`, where a lease was lost."""
+"""Also of `pglease run`, where a lease was lost."""
 LONGEST_NOTICE = 2.0
 LAST_WORDS = 0.2
 """Seconds for callbacks and logs once somebody else may hold the lease already."""

@@ -28,7 +28,9 @@ Duration: TypeAlias = float | str | timedelta
 
 OnLost: TypeAlias = Literal["raise", "log", "exit"]
 AsyncOnLost: TypeAlias = Literal["raise", "cancel", "log", "exit"]
-"""What leaving a block after a loss does; "cancel" and "exit" do not wait for that, and "cancel" needs a task."""
+OnLoss: TypeAlias = Literal["log", "exit"]
+"""What leaving a block after a loss does; "cancel" and "exit" do not wait for that, and "cancel" needs a task.
+The last is for where there is no block to leave."""
 
 MAX_NAME = 255
 MAX_STEM = 240

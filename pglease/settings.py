@@ -60,7 +60,7 @@ def _on_lost(value: str, variable: str) -> str:
 
 
 def _on_loss(value: str, variable: str) -> str:
-    return options.choice(value, variable, ("log", "exit"))
+    return options.choice(value, variable, get_args(options.OnLoss))
 
 
 def _once_per(value: str, variable: str) -> str:

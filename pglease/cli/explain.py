@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from pglease.cli import printing
 from pglease.cli.options import NAME, examples, json_option
-
-if TYPE_CHECKING:
-    from pglease.settings import Setting, Settings
-
-KINDS = ("lock", "task_lock", "leader_election", "read_write_lock", "semaphore")
+from pglease.settings import KINDS, Setting, Settings
 
 
 @click.command(
@@ -23,7 +19,9 @@ KINDS = ("lock", "task_lock", "leader_election", "read_write_lock", "semaphore")
     ),
 )
 @click.argument("name", type=NAME)
-@click.option("--kind", type=click.Choice(KINDS), multiple=True, help="Which primitive; may be repeated. Default: all.")
+@click.option(
+    "--kind", type=click.Choice(tuple(KINDS)), multiple=True, help="Which primitive; may be repeated. Default: all."
+)
 @click.option("--env-prefix", metavar="PREFIX", help="What the code says as env_prefix=, if it does.")
 @json_option
 def explain(*, name: str, kind: tuple[str, ...], env_prefix: str | None, as_json: bool, **_: Any) -> int:
@@ -32,8 +30,6 @@ def explain(*, name: str, kind: tuple[str, ...], env_prefix: str | None, as_json
     An option comes from code, else from the variable for the name, else from the variable for its kind, else it is the
     default. What code says cannot be seen from here: it comes before all that is shown.
     """
-    from pglease.settings import Settings
-
     settings = Settings()
     for each in kind or KINDS:
         found = settings.explain(each, name, env_prefix=env_prefix)

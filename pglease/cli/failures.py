@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from pglease.exits import EXIT_CODE
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 CONFLICT = 75
 """EX_TEMPFAIL: another holder has it, or the wait ran out."""
-LOST = 76
+LOST = EXIT_CODE
 """The lease was lost while the command ran."""
 OUR_FAILURE = 125
 """pglease itself failed: no store, no rights, bad configuration. As `timeout`, `env` and `nice` have it."""

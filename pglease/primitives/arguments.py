@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 from pglease.handles import HeldLease
-from pglease.options import Duration, OnLost
-from pglease.primitives.configs import OnLoss
+from pglease.options import Duration, OnLoss, OnLost
 from pglease.records import Lease
 from pglease.slots import OncePer
 

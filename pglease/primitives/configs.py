@@ -9,17 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 from pglease import options
 from pglease.errors import ConfigurationError, NotOwnedError
 from pglease.handles import HeldLease
-from pglease.options import Duration, OnLost
+from pglease.options import Duration, OnLoss, OnLost
 from pglease.slots import OncePer
 from pglease.slots import once_per as slots_of
-
-OnLoss: TypeAlias = Literal["log", "exit"]
-"""What a loss does where there is no block to leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

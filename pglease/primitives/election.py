@@ -15,8 +15,8 @@ from pglease import clock, current, forks, identity, options
 from pglease.bell import Bell
 from pglease.errors import BackendClosed, BackendError, ConfigurationError, PgleaseError
 from pglease.handles import HeldLease, NotAcquired
-from pglease.options import Duration
-from pglease.primitives.configs import LeaderElectionConfig, OnLoss, arguments_of, renew_by
+from pglease.options import Duration, OnLoss
+from pglease.primitives.configs import LeaderElectionConfig, arguments_of, renew_by
 from pglease.primitives.herald import Herald
 from pglease.records import Granted, Lease, Request
 from pglease.watching import Watch
