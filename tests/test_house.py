@@ -245,3 +245,11 @@ def test_what_the_rules_allow_is_left_alone(module: str, source: str) -> None:
 
     for one in imports_of(module, source, known):
         assert all(rule(one) for rule in RULES), one
+
+
+def test_the_plan_of_the_house_names_every_room() -> None:
+    plan = (PACKAGE.parent / "docs" / "design.md").read_text()
+    table = plan[plan.index("| floor |") :].partition("\n\n")[0]
+    rooms = {each.stem for each in PACKAGE.iterdir() if not each.name.startswith("__") and each.suffix in {"", ".py"}}
+
+    assert sorted(room for room in rooms if f"`{room}`" not in table and f"`{room}/`" not in table) == []
