@@ -12,6 +12,8 @@ DONE := $(VENV)/.done
 PY := $(BIN)/python
 
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.cache/pycache
+# Where it is set, each of the suite's thousand processes would compile all it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
@@ -46,6 +48,7 @@ types: $(DONE) ## Check types, strictly
 	$(BIN)/mypy --strict
 
 test: $(DONE) ## Run all tests but the long ones; ARGS="-k word" to choose
+	@rm -rf $(PYTHONPYCACHEPREFIX)/tmp  # what earlier runs compiled in their own temporary directories
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 stress: $(DONE) ## Simulate 20,000 seeds, hunt known mistakes, explore the models; ARGS=--whole for all of it

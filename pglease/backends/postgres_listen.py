@@ -49,6 +49,10 @@ class PostgresSubscription:
         # To wake whoever listens. Shutting the connection's own socket could hit a stranger's: the driver closes it as
         # soon as it finds it broken, and its number is given away again.
         self._bell, self._ear = socket.socketpair()
+        # Made once: twenty processes that are told at the same moment share the processors.
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(connection.pgconn.socket, selectors.EVENT_READ)
+        self._selector.register(self._ear, selectors.EVENT_READ)
 
     @property
     def behind_pooler(self) -> bool:
@@ -115,10 +119,7 @@ class PostgresSubscription:
         return heard
 
     def _readable(self, seconds: float) -> bool:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._connection.pgconn.socket, selectors.EVENT_READ)
-            selector.register(self._ear, selectors.EVENT_READ)
-            return bool(selector.select(seconds))
+        return bool(self._selector.select(seconds))
 
     def _broken(self, error: Exception) -> BackendUnavailable | BackendClosed:
         closed = self._closed
@@ -139,6 +140,7 @@ class PostgresSubscription:
                 self._bell.close()
         if first:
             with self._listening:
+                self._selector.close()
                 self._connection.close()
                 self._ear.close()
             self._over(self)

@@ -71,8 +71,9 @@ class Worker:
             "DEMO_LEASE": LEASE,
             "DEMO_WORKER": name,
             "DEMO_TTL": str(TTL),
-            "PYTHONDONTWRITEBYTECODE": "1",
         }
+        if not sys.pycache_prefix:
+            environment["PYTHONDONTWRITEBYTECODE"] = "1"  # the demo leaves nothing behind
         self.process = subprocess.Popen(  # our own module
             [sys.executable, "-m", "pglease.demo.worker"],
             env=environment,

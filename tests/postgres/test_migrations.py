@@ -46,7 +46,7 @@ def run(directory: Path, *command: str, **environment: str) -> str:
     result = subprocess.run(
         [sys.executable, *command],
         cwd=directory,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=60,
