@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import psycopg
 import pytest
 
-from pglease import PostgresBackend
+from pglease import PGLease, PostgresBackend, fencing
 from pglease.errors import BackendUnavailable
 from pglease.identity import new_lease_id
 from pglease.records import Granted, Released, Ticket
@@ -153,6 +153,22 @@ def test_a_release_that_is_rolled_back_tells_nobody_and_a_lent_connection_tells_
 
             assert heard() == ["released job"]
         assert backend.listen(budget()) is None
+
+
+def test_what_callers_do_in_transactions_of_their_own_notifies_nobody(dsn: str) -> None:
+    with PGLease(dsn) as leases, connect(dsn) as caller, eavesdropper(dsn) as heard:
+        lease = leases.wait_for_lease("job", ttl=60, timeout=30)
+        assert leases.backend.mark("job", LONG, budget())
+        caller.execute(fencing.ddl())
+        with caller.transaction():
+            lease.guard(caller)
+            fence = lease.fence_sql()
+            assert caller.execute(f"SELECT 1 WHERE {fence.sql}", fence.params).fetchone()
+            assert fencing.accept(caller, "report", lease.fencing_token)
+
+        assert heard() == []
+        lease.release()
+        assert heard() == ["released job"]
 
 
 def test_with_notify_off_nobody_is_told_and_nobody_listens(dsn: str) -> None:

@@ -189,6 +189,16 @@ def test_the_pause_ends_at_the_known_expiry_and_a_little_later():
     assert 1.5 < pause <= 1.56
 
 
+def test_a_holder_that_keeps_renewing_is_looked_at_about_once_per_ttl():
+    now, looks, every = 0.0, 0, TTL / 3
+    while now < 1000 * TTL:
+        renewed_at = now - now % every
+        now += steps.pause(600.0, refused(renewed_at + TTL - now), (looks % 11) / 10)
+        looks += 1
+
+    assert 1000 <= looks <= 1500  # a look may find as little as two thirds of the ttl left
+
+
 def test_a_waiter_that_could_notice_a_death_looks_more_often():
     asked = story(wait=30, poll=4.0).answer(Refused(record(25.0, "rival"), 25.0, look_every=0.2))
 
