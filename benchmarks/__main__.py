@@ -21,7 +21,7 @@ from pathlib import Path
 import psycopg
 
 import pglease
-from benchmarks import in_memory, on_a_loop, on_hybrid, on_redis, on_sqlite, peers
+from benchmarks import in_memory, observers, on_a_loop, on_hybrid, on_redis, on_sqlite, peers
 from benchmarks.side_by_side import Timing, side_by_side
 from pglease.backends.postgres_connections import OURS_ALONE
 from pglease.backends.postgres_sql import Statements
@@ -221,6 +221,7 @@ def main(arguments: list[str]) -> int:
         on_sqlite.section(asked.rounds, asked.runs),
         in_memory.section(asked.rounds, asked.runs),
         on_a_loop.section(asked.rounds // 5),
+        observers.section(asked.rounds, asked.runs),
         on_hybrid.section(asked.deaths, asked.rounds, asked.runs),
         peers.section(asked.rounds, asked.runs),
     ]

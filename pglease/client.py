@@ -88,7 +88,8 @@ class PGLease:
             `PostgresBackend`.
         on_at_risk: called like `on_lease_lost` when a third of the ttl is left and no renewal has come: while the store
             is in trouble, or work without renewal runs long. Once, until a renewal has come.
-        observers: objects whose `notify(event)` is called for what happens to leases, each on a thread of its own.
+        observers: objects whose `notify(event)` is called for what happens to leases, each on a thread of its own; see
+            `Observer`. The log, the logger `pglease`, is told in the same way.
 
     Raises:
         ConfigurationError: every broken rule at once, without showing the address.
@@ -627,7 +628,10 @@ class PGLease:
         """
         options.text(name, "name")
         options.count(fencing_token, "fencing_token")
-        return self.backend.force_release(name, fencing_token, self._budget())
+        forced = self.backend.force_release(name, fencing_token, self._budget())
+        if forced:
+            self.heartbeat_manager.notices.tell("forced", name, fencing_token=fencing_token)
+        return forced
 
     def _budget(self, seconds: float | None = None) -> Budget:
         self.taking.refuse_if_closed()
@@ -665,12 +669,8 @@ class PGLease:
         if hold.in_block and hold.lose(Loss("closed")):
             self.heartbeat_manager.give_back.add(hold.name, hold.lease_id, min_hold=hold.min_hold)
         elif left > 0:
-            try:
+            with contextlib.suppress(BackendError, ConfigurationError):  # observers are told; it lapses by itself
                 self.heartbeat_manager.settle(hold, left)
-            except (BackendError, ConfigurationError) as error:
-                log.warning(
-                    "the lease %r is left to lapse by itself: %s", hold.name, error, extra={"lease_name": hold.name}
-                )
         else:
             hold.end()
 
@@ -749,5 +749,6 @@ def _wind_up(manager: HeartbeatManager, opened: Backend | None) -> None:
             manager.give_back.add(hold.name, hold.lease_id, min_hold=hold.min_hold)
     manager.give_back.settle(CLOSING_BOX)
     manager.stop(CLOSING_BOX)
+    manager.notices.close(CLOSING_BOX)
     if opened is not None:
         opened.close()

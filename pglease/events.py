@@ -8,12 +8,30 @@ from typing import Literal, Protocol, TypeAlias
 from pglease.records import Lease, Place
 
 EventKind: TypeAlias = Literal[
-    "acquired", "busy", "renewed", "unknown", "lost", "released", "at_risk", "transferred", "unconfirmed", "waiting"
+    "attempted",
+    "acquired",
+    "busy",
+    "waited",
+    "failed",
+    "waiting",
+    "renewed",
+    "unknown",
+    "at_risk",
+    "lost",
+    "released",
+    "unconfirmed",
+    "released_late",
+    "transferred",
+    "forced",
 ]
-"""acquired: a hold began · busy: somebody else has it · renewed: a renewal was confirmed · unknown: a renewal's outcome
-is not known · at_risk: a hold ends within a third of its ttl unless it is renewed · lost: a hold was lost · released:
-its holder ended it · transferred: its holder handed it over · unconfirmed: its holder ended it, the store did not
-confirm · waiting: a wait has lasted for its `warn_after`, then for twice that, and so on."""
+"""attempted: somebody asks for a lease; one of the next four says how that ended · acquired: a hold began · busy:
+somebody else has it · waited: a wait ended in vain, its time was over or it was cancelled · failed: the store was in
+trouble, or the caller was interrupted · waiting: a wait has lasted for its `warn_after`, then for twice that, and so on
+· renewed: a renewal was confirmed · unknown: a renewal's outcome is not known · at_risk: a hold ends within a third of
+its ttl unless it is renewed · lost: a hold was lost · released: its holder ended it · unconfirmed: its holder ended it,
+the store did not confirm · released_late: the store confirmed in the background what it had not at first, or what
+nobody waited for · transferred: its holder handed it over · forced: this client ended somebody's hold, as an operator.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +45,7 @@ class Waiting:
         lease: the holder's record as last seen: who, since when, until when; None when nobody holds it or the store
             could not say.
         place: where it stands in the queue (`fair=True`), as last seen.
+        reserved_for: whom a free name is kept for, who waits first.
     """
 
     name: str
@@ -34,6 +53,7 @@ class Waiting:
     seconds: float
     lease: Lease | None = None
     place: Place | None = None
+    reserved_for: str | None = None
 
 
 ChangeKind: TypeAlias = Literal["present", "acquired", "taken over", "released", "expired", "deleted"]
@@ -69,13 +89,14 @@ class Event:
     Attributes:
         kind: what.
         name: the lease.
-        owner_id: our label; for `busy` and `waiting` the holder's, None when the store could not say.
+        owner_id: our label; for `busy`, `waited` and `waiting` the holder's, None when the store could not say.
         fencing_token: the hold's.
         reason: why a hold was lost.
-        seconds: how long it took to acquire, how long it was held, or how long was waited, on the boot clock; for
-            `at_risk`, how much is left.
-        error: the trouble behind `unknown` and `unconfirmed`.
+        seconds: how long it took to acquire or to fail, how long it was held, or how long was waited, on the boot
+            clock; for `at_risk` and `unknown`, how much is left.
+        error: the trouble behind `failed`, `unknown`, `unconfirmed` and `lost`.
         waiting: how a wait stands, for `waiting`.
+        at: the boot clock when it happened (`pglease.clock.now()`).
     """
 
     kind: EventKind
@@ -86,10 +107,16 @@ class Event:
     seconds: float | None = None
     error: Exception | None = None
     waiting: Waiting | None = None
+    at: float = 0.0
 
 
 class Observer(Protocol):
-    """Is told of events, in order, on a thread of its own: raising or hanging harms nobody else."""
+    """Is told of events, in order, on a thread of its own: raising or hanging harms nobody else.
+
+    Each is told in the context (`contextvars`) of whoever asked for the lease. An observer may have a second method,
+    `wants(kind: str) -> bool`, which is asked on the spot, before an event is made: it must be quick, and what it does
+    not want costs next to nothing.
+    """
 
     def notify(self, event: Event) -> None:
         """Take note of one event."""

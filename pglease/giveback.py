@@ -57,11 +57,21 @@ class GiveBack:
         self._busy = False
         self._stopping = False
 
-    def add(self, name: str, lease_id: str, *, min_hold: float = 0.0) -> None:
-        """Give back the hold with that id, should it exist."""
+    def add(
+        self,
+        name: str,
+        lease_id: str,
+        *,
+        min_hold: float = 0.0,
+        confirmed: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Give back the hold with that id, should it exist; call `confirmed` once the store says that it did."""
 
         def give(budget: Budget) -> bool:
-            return isinstance(self._backend.release(name, lease_id, budget, min_hold=min_hold), Released)
+            if not isinstance(self._backend.release(name, lease_id, budget, min_hold=min_hold), Released):
+                return False
+            confirmed()
+            return True
 
         self._add(name, give)
 

@@ -18,9 +18,9 @@ from typing import Any
 from pglease import clock, exits, identity, options, watchdog
 from pglease.backends.base import Backend, Budget
 from pglease.errors import BackendClosed, BackendError, BackendUnavailable, PgleaseError, ReleaseError
-from pglease.events import Event, EventKind, Observer
+from pglease.events import Observer
 from pglease.giveback import GiveBack
-from pglease.handles import WORDS, Hold, Warned, refuse_renewal
+from pglease.handles import Hold, Warned, refuse_renewal
 from pglease.notices import Notices
 from pglease.records import (
     Adoption,
@@ -47,8 +47,6 @@ LONGEST_RENEWAL = 5.0
 BRIEFLY = 0.3
 """Seconds for which a renewal by hand looks again at a row that somebody has locked: rivals and waiters lock one for a
 millisecond, and nobody would look again for the caller. On the thread, the next try is never far."""
-WARN_EVERY = 10.0
-"""Seconds between two warnings about one lease whose renewal is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,6 @@ class HeartbeatManager:
         self._wakes_at = float("inf")
         self._asking: frozenset[Hold] = frozenset()
         self._asking_until = float("inf")
-        self._warned: dict[Hold, float] = {}
         self._stopped = False
 
     # -- what handles ask for ------------------------------------------------------------------------------------------
@@ -164,43 +161,25 @@ class HeartbeatManager:
         with self._lock:
             self._holds.pop(hold, None)
             self._schedule.drop(hold)
-            self._warned.pop(hold, None)
 
     def lost(self, hold: Hold, loss: Loss) -> None:
-        """Tell about a loss, once: log it, and call the client's callback on a thread of its own."""
+        """Tell about a loss, once, and call the client's callback on a thread of its own."""
         self.end(hold)
         self._on_over(hold)
-        facts = {"lease_name": hold.name, "lease_token": hold.term.lease.fencing_token, "lease_outcome": loss.reason}
+        self.notices.tell_of("lost", hold, reason=loss.reason, error=loss.error)
         if loss.reason == "closed":
-            log.info("the lease %r ended with its client", hold.name, extra=facts)
-            self._tell("lost", hold, reason=loss.reason)
             return
-        log.error("the lease %r was lost: %s", hold.name, WORDS[loss.reason], extra=facts)
         if hold.exits and not hold.releases:  # else its work is done
             soon = clock.now() + exits.LAST_WORDS
             exits.plan(hold.name, hold.deadline if loss.reason in BY_TIME else min(soon, hold.deadline))
-        self._tell("lost", hold, reason=loss.reason, error=loss.error)
         if self._on_lease_lost is not None:
             self._call_back(hold, self._on_lease_lost, "on_lease_lost")
 
     def at_risk(self, hold: Hold) -> None:
         """Warn that little is left of a hold. Called by the watchdog; once, until a renewal has come."""
-        left = hold.remaining()
-        log.warning(
-            "the lease %r ends in %.1f s unless it is renewed", hold.name, left, extra={"lease_name": hold.name}
-        )
-        if self.notices:
-            lease = hold.term.lease
-            self.notices.tell(
-                Event("at_risk", hold.name, lease.owner_id, lease.fencing_token, None, left, hold.trouble)
-            )
+        self.notices.tell_of("at_risk", hold, seconds=hold.remaining(), error=hold.trouble)
         if self._on_at_risk is not None:
             self._call_back(hold, self._on_at_risk, "on_at_risk")
-
-    def _tell(self, kind: EventKind, hold: Hold, *, reason: str | None = None, error: Exception | None = None) -> None:
-        if self.notices:
-            lease, held_for = hold.term.lease, clock.now() - hold.began_at
-            self.notices.tell(Event(kind, hold.name, lease.owner_id, lease.fencing_token, reason, held_for, error))
 
     def _call_back(self, hold: Hold, callback: Callable[[str], object], what: str) -> None:
         name = hold.name
@@ -326,16 +305,16 @@ class HeartbeatManager:
         try:
             outcome = self.backend.adopt(adoption, Budget.of(RELEASE_BOX, clock.now))
         except BaseException as error:
-            self._tell("unconfirmed", hold, error=error if isinstance(error, Exception) else None)
+            self.notices.tell_of("unconfirmed", hold, error=error)
             self.give_back.add(hold.name, adoption.next_id)
-            self.give_back.add(hold.name, hold.lease_id, min_hold=hold.min_hold)
+            self._give_back(hold)
             raise
         hold.release_answered()
         self._on_over(hold)
         if isinstance(outcome, Gone):
             hold.lose_in_release(_loss(hold, outcome))
             refuse_renewal(hold)
-        self._tell("transferred", hold)
+        self.notices.tell_of("transferred", hold)
         return Handover(hold.name, adoption.next_id, owner_id, outcome.lease.fencing_token, ttl)
 
     # -- releasing -----------------------------------------------------------------------------------------------------
@@ -364,12 +343,11 @@ class HeartbeatManager:
             hold.release_begun()
             budget = Budget.of(seconds, clock.now)
             outcome = self.backend.release(hold.name, hold.lease_id, budget, min_hold=hold.min_hold)
-        except BackendClosed:
-            raise
         except BaseException as error:
             if hold.ended:  # and not interrupted before
-                self._tell("unconfirmed", hold, error=error if isinstance(error, Exception) else None)
-                self.give_back.add(hold.name, hold.lease_id, min_hold=hold.min_hold)
+                self.notices.tell_of("unconfirmed", hold, error=error)
+                if not isinstance(error, BackendClosed):
+                    self._give_back(hold)
             raise
         first = hold.release_answered()
         self._on_over(hold)
@@ -381,8 +359,17 @@ class HeartbeatManager:
         if isinstance(outcome, Gone) and not _over_since_its_end(hold, outcome, budget.sent_at):
             hold.lose_in_release(_loss(hold, outcome))
         else:
-            self._tell("released", hold)
+            self.notices.tell_of("released", hold)
         return outcome
+
+    def _give_back(self, hold: Hold) -> None:
+        """Have the background end it in the store, and tell when that is confirmed."""
+        self.give_back.add(
+            hold.name,
+            hold.lease_id,
+            min_hold=hold.min_hold,
+            confirmed=lambda: self.notices.tell_of("released_late", hold),
+        )
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
@@ -427,11 +414,12 @@ class HeartbeatManager:
             self.let_go(message.hold)
         return not isinstance(message, _Stop)
 
-    def let_go(self, hold: Hold) -> None:
-        """End `hold` here, and in the store in the background: for those who cannot wait."""
+    def let_go(self, hold: Hold, trouble: Exception | None = None) -> None:
+        """End `hold` here, and in the store in the background: for those who cannot wait, because of `trouble`."""
         if hold.end():
             self._on_over(hold)
-            self.give_back.add(hold.name, hold.lease_id, min_hold=hold.min_hold)
+            self.notices.tell_of("unconfirmed", hold, error=trouble)
+            self._give_back(hold)
 
     def _tick(self) -> None:
         try:
@@ -482,7 +470,7 @@ class HeartbeatManager:
             term = Term.begin(outcome.lease, sent_at=sent_at, ttl=renewal.ttl, margin=margin)
             if hold.confirm(term):
                 self._confirmed(hold)
-                self._tell("renewed", hold)
+                self.notices.tell_of("renewed", hold)
             elif not hold.ended:
                 # It came too late: lost here, so not to be kept there.
                 self.give_back.add(hold.name, hold.lease_id, min_hold=hold.min_hold)
@@ -497,25 +485,12 @@ class HeartbeatManager:
         with self._lock:
             if hold in self._schedule:
                 self._plan(hold)
-            self._warned.pop(hold, None)
 
     def _unanswered(self, hold: Hold, error: Exception | None) -> None:
         hold.trouble = error
-        self._tell("unknown", hold, error=error)
-        now = clock.now()
+        self.notices.tell_of("unknown", hold, seconds=hold.remaining(), error=error)
         with self._lock:
-            self._schedule.unanswered(hold, now=now, trusted_until=hold.due, spread=random.random())
-            silent = now - self._warned.get(hold, float("-inf")) < WARN_EVERY
-            if hold.over or silent or hold not in self._holds:
-                return
-            self._warned[hold] = now
-        log.warning(
-            "it is unknown whether the lease %r was renewed, %.1f s are left: %s",
-            hold.name,
-            hold.remaining(),
-            error,
-            extra={"lease_name": hold.name, "lease_outcome": "unknown"},
-        )
+            self._schedule.unanswered(hold, now=clock.now(), trusted_until=hold.due, spread=random.random())
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

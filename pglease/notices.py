@@ -1,18 +1,32 @@
-"""Tells observers what happens, off everybody's path: a queue and a thread for each observer."""
+"""Tells observers what happens, off everybody's path: a queue and a thread for each observer. The log is one of them.
+
+A handler of the log may block as long as any other observer (a full pipe, a slow disk), and none of those who tell may
+wait for it: the watchdog, the renewer, whoever takes a lease.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, TypeAlias
 
-from pglease.events import Event, Observer
+from pglease import clock
+from pglease.events import Event, EventKind, Observer, Waiting
+from pglease.logbook import Logbook
+
+if TYPE_CHECKING:
+    from pglease.handles import Hold
 
 log = logging.getLogger("pglease")
 
 MOST_PENDING = 10_000
 """Events kept for an observer that is slower than its leases; more are dropped, and that is said."""
+
+_Message: TypeAlias = tuple[Event, Context]
 
 
 class _Desk:
@@ -20,67 +34,137 @@ class _Desk:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
+        self._asked: Callable[[EventKind], bool] | None = getattr(observer, "wants", None)
         self.fresh()
 
     def fresh(self) -> None:
-        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._dropped = 0
 
-    def put(self, event: Event) -> None:
-        if self._events.qsize() >= MOST_PENDING:
+    def wants(self, kind: EventKind) -> bool:
+        if self._asked is None:
+            return True
+        try:
+            return self._asked(kind)
+        except Exception:  # noqa: BLE001  # it is told then, and may fail there, where it is said
+            return True
+
+    def put(self, event: Event, context: Context) -> None:
+        if self._messages.qsize() >= MOST_PENDING:
             self._dropped += 1
             if self._dropped == 1:
-                log.warning("the observer %r is too slow: events are dropped", self._observer)
+                self._complain()
             return
         self._dropped = 0
-        self._events.put(event)
+        self._messages.put((event, context))
         if self._thread is None:
-            self._start()
+            self._thread = self._started("pglease-observer", self._run)
 
-    def _start(self) -> None:
+    def _started(self, name: str, work: Callable[[], object]) -> threading.Thread | None:
         with self._lock:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="pglease-observer", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:  # the interpreter is going down; nobody is left to be told
-                    return
-                self._thread = thread
+            if self._thread is not None and name == "pglease-observer":
+                return self._thread
+            thread = threading.Thread(target=work, name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter is going down; nobody is left to be told
+                return None
+            return thread
 
-    def close(self, seconds: float) -> None:
+    def _complain(self) -> None:
+        """Say that events are dropped, not here: the log may be what hangs."""
+        self._started(
+            "pglease-complaint",
+            lambda: log.warning("the observer %r is too slow: events are dropped", self._observer),
+        )
+
+    def end(self) -> None:
+        self._messages.put(None)
+
+    def join(self, seconds: float) -> None:
         thread = self._thread
-        self._events.put(None)
         if thread is not None and thread is not threading.current_thread():
             thread.join(seconds)
 
     def _run(self) -> None:
-        while (event := self._events.get()) is not None:
+        while (message := self._messages.get()) is not None:
+            event, context = message
             try:
-                self._observer.notify(event)
+                context.run(self._observer.notify, event)
             except BaseException:  # also SystemExit, which would end this thread in silence
-                log.exception("the observer %r failed on %s of %r", self._observer, event.kind, event.name)
+                with contextlib.suppress(Exception):  # the log itself may be what failed
+                    log.exception("the observer %r failed on %s of %r", self._observer, event.kind, event.name)
 
 
 class Notices:
-    """All observers of one client. Costs nothing when there are none: `if notices: notices.tell(…)`."""
+    """All observers of one client, the log among them. What none of them wants costs next to nothing."""
 
     def __init__(self, observers: Iterable[Observer]) -> None:
-        self._desks = [_Desk(observer) for observer in observers]
+        guests = [_Desk(observer) for observer in observers]
+        self._has_guests = bool(guests)
+        self._desks = [_Desk(Logbook()), *guests]
 
     def __bool__(self) -> bool:
-        return bool(self._desks)
+        """Whether anybody but the log listens."""
+        return self._has_guests
 
-    def tell(self, event: Event) -> None:
-        """Queue one event for every observer; returns at once."""
-        for desk in self._desks:
-            desk.put(event)
+    def tell(
+        self,
+        kind: EventKind,
+        name: str,
+        owner_id: str | None = None,
+        fencing_token: int | None = None,
+        *,
+        reason: str | None = None,
+        seconds: float | None = None,
+        error: BaseException | None = None,
+        waiting: Waiting | None = None,
+        context: Context | None = None,
+    ) -> None:
+        """Queue one event for every observer that wants it; returns at once. See `Event` for the arguments.
+
+        Args:
+            context: whose doing it is; None is the caller's own.
+        """
+        takers = [desk for desk in self._desks if desk.wants(kind)]
+        if not takers:
+            return
+        trouble = error if isinstance(error, Exception) else None
+        event = Event(kind, name, owner_id, fencing_token, reason, seconds, trouble, waiting, clock.now())
+        for desk in takers:
+            desk.put(event, copy_context() if context is None else context.copy())
+
+    def tell_of(
+        self,
+        kind: EventKind,
+        hold: Hold,
+        *,
+        reason: str | None = None,
+        seconds: float | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """Tell what became of a hold; `seconds` is how long it was held unless said otherwise."""
+        lease = hold.term.lease
+        self.tell(
+            kind,
+            hold.name,
+            lease.owner_id,
+            lease.fencing_token,
+            reason=reason,
+            seconds=clock.now() - hold.began_at if seconds is None else seconds,
+            error=error,
+            context=hold.context,
+        )
 
     def close(self, seconds: float) -> None:
-        """Let the observers hear what is queued, for at most `seconds` each."""
+        """Let the observers hear what is queued, for at most `seconds` together."""
+        until = clock.now() + seconds
         for desk in self._desks:
-            desk.close(seconds)
+            desk.end()
+        for desk in self._desks:
+            desk.join(max(0.0, until - clock.now()))
 
     def forget(self) -> None:
         """In a forked child: fresh queues, no threads."""

@@ -28,9 +28,10 @@ from pglease.errors import (
     ConfigurationError,
     ReentrantError,
 )
-from pglease.events import Event, Observer
+from pglease.events import EventKind, Observer
 from pglease.handles import HeldLease, Hold, NotAcquired
 from pglease.heartbeat import HASTY_RELEASE_BOX, RELEASE_BOX, HeartbeatManager
+from pglease.notices import Notices
 from pglease.options import HoldOptions
 from pglease.records import Adoption, InTheWay, Loss, Refused, Request
 from pglease.term import Term
@@ -108,6 +109,7 @@ class Taking:
     ) -> HeldLease | NotAcquired:
         """Take a lease by checked options; the caller owns the handle."""
         request, margin = self._request(wanted)
+        attempt = Attempt(self.manager.notices, request, wanted)
         asked = [request]
         # Who asks once rests never: it is the most frequent call of all, and a nap costs a tenth of it.
         nap = Nap(self.refuse_if_closed, cancel) if wanted.wait else None
@@ -115,16 +117,20 @@ class Taking:
         try:
             conversation = self._conversation(asked, wanted, margin, waiter)
             found = drive.run(conversation, self.backend, time.sleep if nap is None else nap.rest)
-            taken, trouble = self._taken(found, asked[-1], wanted, margin)
+            taken, trouble = self._taken(found, asked[-1], wanted, margin, attempt)
         except BackendUnavailable as error:
-            return self._refused_before(asked[-1], error)
-        except (BackendError, ConfigurationError):
+            return self._refused_before(asked[-1], error, attempt)
+        except (BackendError, ConfigurationError) as error:
+            attempt.failed(error)
             raise
         except BaseException as error:
             if waiter is None or waiter.in_doubt:  # interrupted: nobody knows whether it was granted
                 self._let_go(asked[-1])
             if isinstance(error, Cancelled):
-                return NotAcquired(request.name, waiter.holder() if waiter else None, 0.0)
+                holder = waiter.holder() if waiter else None
+                attempt.refused(holder.owner_id if holder else None)
+                return NotAcquired(request.name, holder, 0.0)
+            attempt.failed(error)
             raise
         if trouble is not None:
             self._return(taken)
@@ -140,7 +146,7 @@ class Taking:
             found = drive.run(conversation, self.backend, time.sleep)
             return self._all_taken(found, asked, wanted, margin)
         except BaseException as error:
-            self._let_all_go(asked, error)
+            self._let_all_go(asked, wanted, error)
             raise
 
     async def atake_many(self, wanted: Sequence[HoldOptions]) -> list[HeldLease] | NotAcquired | None:
@@ -158,11 +164,13 @@ class Taking:
             found = await drive.arun(conversation, self.backend, give_back, nap.arest)
             return self._all_taken(found, asked, wanted, margin)
         except Exception as error:  # a cancellation has been seen to by then
-            self._let_all_go(asked, error)
+            self._let_all_go(asked, wanted, error)
             raise
 
-    def _let_all_go(self, asked: Sequence[Request], error: BaseException) -> None:
+    def _let_all_go(self, asked: Sequence[Request], wanted: Sequence[HoldOptions], error: BaseException) -> None:
         """Let go of several grants, unless the store has said that there are none."""
+        for request, options_ in zip(asked, wanted, strict=True):
+            Attempt(self.manager.notices, request, options_).failed(error)
         if not isinstance(error, BackendError) or getattr(error, "outcome_unknown", False):
             for request in asked:
                 self._let_go(request)
@@ -177,11 +185,13 @@ class Taking:
         if found is None:
             return None
         if isinstance(found, InTheWay):
-            self._tell_busy(found.name, found.refused)
+            self._attempt_of(found.name, asked, wanted).refused(found.refused.held_by)
             return NotAcquired(found.name, found.refused.lease, found.refused.retry_after)
         leases: list[HeldLease] = []
         for term, request, options_ in zip(found, asked, wanted, strict=True):
-            lease, trouble = self._taken(term, request, options_, margin)
+            lease, trouble = self._taken(
+                term, request, options_, margin, Attempt(self.manager.notices, request, options_)
+            )
             if trouble is not None:
                 trouble.outcome_unknown = True  # type: ignore[attr-defined]  # all of them are given back
                 raise trouble
@@ -189,12 +199,10 @@ class Taking:
             leases.append(lease)
         return leases
 
-    def _tell_busy(self, name: str, refused: Refused) -> None:
-        if log.isEnabledFor(logging.DEBUG):
-            facts = {"lease_name": name, "lease_outcome": "busy"}
-            log.debug("the lease %r is held by %r", name, refused.held_by, extra=facts)
-        if self.manager.notices:
-            self.manager.notices.tell(Event("busy", name, refused.held_by))
+    def _attempt_of(self, name: str, asked: Sequence[Request], wanted: Sequence[HoldOptions]) -> Attempt:
+        """Tell of one attempt out of several that were made in one step: of the name that was in the way."""
+        place = next(place for place, request in enumerate(asked) if request.name == name)
+        return Attempt(self.manager.notices, asked[place], wanted[place])
 
     def _let_go(self, request: Request) -> None:
         hold = self.holds.get(request.name)
@@ -206,6 +214,7 @@ class Taking:
     async def atake(self, wanted: HoldOptions, *, poll: float | None = None) -> HeldLease | NotAcquired:
         """Take a lease by checked options without blocking the event loop; a cancelled task leaves nothing behind."""
         request, margin = self._request(wanted)
+        attempt = Attempt(self.manager.notices, request, wanted)
         asked = [request]
         nap = TaskNap(self.refuse_if_closed)
         waiter = self._waiter(request, wanted, nap, poll)
@@ -218,8 +227,11 @@ class Taking:
             conversation = self._conversation(asked, wanted, margin, waiter)
             found = await drive.arun(conversation, self.backend, give_back, nap.arest)
         except BackendUnavailable as error:
-            return self._refused_before(asked[-1], error)
-        taken, trouble = self._taken(found, asked[-1], wanted, margin)
+            return self._refused_before(asked[-1], error, attempt)
+        except BaseException as error:
+            attempt.failed(error)
+            raise
+        taken, trouble = self._taken(found, asked[-1], wanted, margin, attempt)
         if trouble is not None:
             await drive.to_the_end(lambda: self._return(taken))
             raise trouble
@@ -277,12 +289,12 @@ class Taking:
         return waiter.attend(asking) if waiter else asking
 
     def _taken(
-        self, found: Term | Refused, request: Request, wanted: HoldOptions, margin: float
+        self, found: Term | Refused, request: Request, wanted: HoldOptions, margin: float, attempt: Attempt
     ) -> tuple[HeldLease | NotAcquired, BackendError | None]:
         """Return what was found, and why it cannot be kept."""
         manager = self.manager
         if isinstance(found, Refused):
-            self._tell_busy(request.name, found)
+            attempt.refused(found.held_by)
             return NotAcquired(request.name, found.lease, found.retry_after), None
         try:
             hold = Hold(manager, found, request.lease_id, wanted, margin=margin, caller=identity.current_caller())
@@ -299,10 +311,7 @@ class Taking:
             manager.begin(hold)
         except RuntimeError as error:  # no more threads, or the interpreter is going down: it could not be renewed
             return lease, BackendUnavailable(f"{hold.name!r} was given back, for nothing could renew it: {error}")
-        if manager.notices:
-            manager.notices.tell(
-                Event("acquired", hold.name, request.owner_id, lease.fencing_token, seconds=clock.now() - found.sent_at)
-            )
+        attempt.acquired(lease.fencing_token)
         return lease, BackendClosed("the client is closed") if closed else None  # between our asking and the answer
 
     def _return(self, taken: HeldLease | NotAcquired) -> None:
@@ -311,11 +320,13 @@ class Taking:
             with contextlib.suppress(BackendError):
                 self.manager.release(taken._hold)
 
-    def _refused_before(self, request: Request, error: BackendUnavailable) -> NotAcquired:
+    def _refused_before(self, request: Request, error: BackendUnavailable, attempt: Attempt) -> NotAcquired:
         """Let go of a grant that may exist; a wait that was refused before its last look failed has simply run out."""
         self._give_back_if_unknown(request, error)
         if error.refused is None:
+            attempt.failed(error)
             raise error
+        attempt.refused(error.refused.held_by)
         return NotAcquired(request.name, error.refused.lease, error.refused.retry_after)
 
     def _give_back_if_unknown(self, request: Request, error: BackendUnavailable) -> None:
@@ -385,8 +396,9 @@ class Taking:
     def leave_later(self, hold: Hold, body_error: BaseException | None) -> None:
         """`leave` without asking the store here: the background does."""
         hold.in_block = False
-        self.manager.let_go(hold)
-        self._say_how_it_ended(hold, BackendUnavailable("other releases are stuck before it"), body_error)
+        trouble = BackendUnavailable("other releases are stuck before it")
+        self.manager.let_go(hold, trouble)
+        self._say_how_it_ended(hold, trouble, body_error)
 
     def _say_how_it_ended(
         self, hold: Hold, trouble: BackendError | ConfigurationError | None, body_error: BaseException | None
@@ -398,7 +410,7 @@ class Taking:
                 raise hold.lost_error(loss)
             body_error.add_note(f"pglease: {hold.lost_error(loss)}")
         elif trouble is not None:
-            _tell_unconfirmed(hold, trouble, body_error)
+            _note_unconfirmed(hold, trouble, body_error)
 
     # -- the book ------------------------------------------------------------------------------------------------------
 
@@ -449,6 +461,30 @@ class Taking:
         self.room.forget()
 
 
+class Attempt:
+    """One question of a caller's, told to observers: that it is asked, and how that ended."""
+
+    __slots__ = ("_name", "_notices", "_owner", "_since", "_waits")
+
+    def __init__(self, notices: Notices, request: Request, wanted: HoldOptions) -> None:
+        self._notices, self._name, self._owner, self._waits = notices, request.name, request.owner_id, wanted.wait
+        self._since = clock.now()
+        notices.tell("attempted", self._name, self._owner)
+
+    def acquired(self, fencing_token: int) -> None:
+        """It was granted."""
+        self._notices.tell("acquired", self._name, self._owner, fencing_token, seconds=clock.now() - self._since)
+
+    def refused(self, held_by: str | None) -> None:
+        """Somebody else has it, still."""
+        kind: EventKind = "waited" if self._waits else "busy"
+        self._notices.tell(kind, self._name, held_by, seconds=clock.now() - self._since)
+
+    def failed(self, error: BaseException) -> None:
+        """Nobody knows who has it, or nobody wants to know any more."""
+        self._notices.tell("failed", self._name, self._owner, seconds=clock.now() - self._since, error=error)
+
+
 def _dropper(taking: weakref.ref[Taking]) -> Callable[[Hold], None]:
     """Return what makes the book forget a lost hold, without keeping it alive."""
 
@@ -478,9 +514,8 @@ def _box_for(body_error: BaseException | None) -> float:
     return RELEASE_BOX if body_error is None else HASTY_RELEASE_BOX
 
 
-def _tell_unconfirmed(hold: Hold, trouble: Exception, body_error: BaseException | None) -> None:
-    after = "it lapses by itself" if isinstance(trouble, BackendClosed) else "it goes on in the background"
-    text = f"the release of {hold.name!r} could not be confirmed, {after}: {trouble}"
-    log.warning("%s", text, extra={"lease_name": hold.name})
+def _note_unconfirmed(hold: Hold, trouble: Exception, body_error: BaseException | None) -> None:
+    """Observers were told; a body's own error carries it along."""
     if body_error is not None:
-        body_error.add_note(f"pglease: {text}")
+        after = "it lapses by itself" if isinstance(trouble, BackendClosed) else "it goes on in the background"
+        body_error.add_note(f"pglease: the release of {hold.name!r} could not be confirmed, {after}: {trouble}")

@@ -10,18 +10,17 @@ A `Waiter`'s steps are a generator like any other, so threads and event loops wa
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from pglease import clock, steps
 from pglease.backends.base import Backend, Budget, WakingBackend
 from pglease.bell import Bell
-from pglease.events import Event, Waiting
+from pglease.events import Waiting
 from pglease.giveback import GiveBack
 from pglease.listening import Ear
 from pglease.notices import Notices
@@ -31,8 +30,6 @@ from pglease.term import Term
 
 if TYPE_CHECKING:
     import asyncio
-
-log = logging.getLogger("pglease")
 
 MARK = 600.0
 """Seconds for which whoever marked a name may rely on that."""
@@ -486,36 +483,17 @@ class Waiter:
 
     def report(self) -> Waiting:
         """Return how it stands."""
-        return Waiting(self.name, self.owner_id, clock.now() - self.began_at, self.holder(), self.place)
+        said = self.line.said if self.line else None
+        lease, reserved_for = (said.lease, said.reserved_for) if said else (None, None)
+        return Waiting(self.name, self.owner_id, clock.now() - self.began_at, lease, self.place, reserved_for)
 
     def _speak_up(self, now: float) -> None:
         if now < self._warn_at:
             return
         self._warn_at = now + (now - self.began_at)
         stands = self.report()
-        log.warning("%s", _told(stands, self.line.said if self.line else None), extra=_facts(stands))
-        if self.room.notices:
-            holder = stands.lease.owner_id if stands.lease else None
-            self.room.notices.tell(Event("waiting", self.name, holder, seconds=stands.seconds, waiting=stands))
-
-
-def _told(stands: Waiting, said: Refused | None) -> str:
-    lease = stands.lease
-    if lease is not None:
-        holder = (
-            f"held by {lease.owner_id!r} since {lease.acquired_at:%Y-%m-%d %H:%M:%S} UTC until at least "
-            f"{lease.expires_at:%H:%M:%S} ({lease.time_remaining():.1f} s left when it was seen)"
-        )
-    elif said is not None and said.reserved_for is not None:
-        holder = f"reserved for {said.reserved_for!r}, who waits first"
-    else:
-        holder = "held by somebody the store could not name"
-    place = "" if stands.place is None else f"; {stands.place.ahead} ahead in the queue"
-    return f"still waiting for the lease {stands.name!r} after {stands.seconds:.1f} s: it is {holder}{place}"
-
-
-def _facts(stands: Waiting) -> dict[str, Any]:
-    return {"lease_name": stands.name, "lease_outcome": "waiting", "lease_waited": stands.seconds}
+        holder = stands.lease.owner_id if stands.lease else None
+        self.room.notices.tell("waiting", self.name, holder, seconds=stands.seconds, waiting=stands)
 
 
 class Cancelled(Exception):

@@ -29,6 +29,7 @@ COMMANDS = {
     "schema": "pglease.cli.store:schema",
     "doctor": "pglease.cli.store:doctor",
     "bump-epoch": "pglease.cli.store:bump_epoch",
+    "exporter": "pglease.cli.exporter:exporter",
     "options": "pglease.cli.explain:explain",
     "demo": "pglease.cli.demo:demo",
     "completion": "pglease.cli.completion:completion",

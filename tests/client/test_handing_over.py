@@ -106,7 +106,14 @@ def test_observers_are_told(store):
         pass
     leases.close()
 
-    assert [event.kind for event in told] == ["acquired", "transferred", "acquired", "released"]
+    assert [event.kind for event in told] == [
+        "attempted",
+        "acquired",
+        "transferred",
+        "attempted",
+        "acquired",
+        "released",
+    ]
 
 
 class Silent(MemoryBackend):

@@ -93,7 +93,7 @@ def test_a_block_that_succeeded_is_not_failed_by_its_release(fresh_postgres, cap
             return "done"
 
         assert task() == "done"
-        assert any("could not be confirmed" in record.getMessage() for record in caplog.records)
+        wait_until(lambda: any("could not be confirmed" in record.getMessage() for record in caplog.records))
         server.start()
         wait_until(lambda: is_free(server.dsn, "job"))
 
@@ -332,6 +332,6 @@ def test_a_release_that_cannot_be_confirmed_is_a_warning_not_an_error(dsn, proxy
     with PGLease(proxy.through(dsn)) as leases:
         with leases.acquire("job", ttl=30):
             proxy.black_hole()
-        (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        (record,) = wait_until(lambda: [each for each in caplog.records if each.levelno >= logging.WARNING])
         assert record.levelno == logging.WARNING
         proxy.pass_through()

@@ -19,4 +19,4 @@ def test_an_observer_that_exits_is_told_of_what_happens_next():
     with PGLease("memory://", observers=[Exiting()]) as leases, leases.acquire("job"):
         pass
 
-    eventually(lambda: heard == ["acquired", "released"])
+    eventually(lambda: heard == ["attempted", "acquired", "released"])

