@@ -28,6 +28,8 @@ from pglease import current, options
 from pglease.errors import ConfigurationError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import HoldOptions
+from pglease.slots import OncePer
+from pglease.slots import once_per as slots_of
 from pglease.taking import not_acquired
 
 if TYPE_CHECKING:
@@ -88,6 +90,25 @@ class TaskDecorator(Protocol):
     ) -> SingletonTask[P, Coroutine[Any, Any, R | None]]: ...
     @overload
     def __call__(self, function: Callable[P, R]) -> SingletonTask[P, R | None]: ...
+
+
+def late_singleton_task(
+    client: Callable[[], PGLease],
+    name: str | Callable[..., str],
+    ttl: options.Duration = 60,
+    skip_if_locked: bool = True,
+    *,
+    on_skip: Any = None,
+    wait: options.Duration | None = None,
+    min_hold: options.Duration | None = None,
+    max_hold: options.Duration | None = None,
+    once_per: OncePer | None = None,
+) -> TaskDecorator:
+    """Return the decorator of a client that is looked up at each call. Arguments as for `PGLease.singleton_task`."""
+    checked = name if isinstance(name, str) and not ("{" in name or "}" in name) else "checked at each call"
+    slots = None if once_per is None else slots_of(once_per)
+    wanted = options.hold_options(checked, ttl, wait=wait, min_hold=min_hold, max_hold=max_hold, once_per=slots)
+    return singleton_decorator(client, name, wanted, skip_if_locked=skip_if_locked, on_skip=on_skip)
 
 
 def singleton_decorator(

@@ -14,11 +14,10 @@ from pglease import options
 from pglease.backends import Backend
 from pglease.blocks import LeaseContext
 from pglease.client import PGLease
-from pglease.decorator import TaskDecorator, singleton_decorator
+from pglease.decorator import TaskDecorator, late_singleton_task
 from pglease.handles import HeldLease
 from pglease.records import Handover, Lease
 from pglease.slots import OncePer
-from pglease.slots import once_per as slots_of
 
 if TYPE_CHECKING:
     from pglease.primitives.arguments import (
@@ -190,12 +189,14 @@ def singleton_task(
 
     The client is looked up at each call, so a module may decorate before the application has configured anything.
     """
-    slots = None if once_per is None else slots_of(once_per)
-    wanted = options.hold_options(
-        _checkable(name), ttl, wait=wait, min_hold=min_hold, max_hold=max_hold, once_per=slots
+    return late_singleton_task(
+        default_client,
+        name,
+        ttl,
+        skip_if_locked,
+        on_skip=on_skip,
+        wait=wait,
+        min_hold=min_hold,
+        max_hold=max_hold,
+        once_per=once_per,
     )
-    return singleton_decorator(default_client, name, wanted, skip_if_locked=skip_if_locked, on_skip=on_skip)
-
-
-def _checkable(name: str | Callable[..., str]) -> str:
-    return name if isinstance(name, str) and not ("{" in name or "}" in name) else "checked at each call"

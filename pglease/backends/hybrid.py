@@ -23,6 +23,7 @@ from pglease.backends.hybrid_sql import LOCKS_IN_USE, MARKING, HybridStatements,
 from pglease.backends.postgres import TRAITS, PostgresBackend
 from pglease.backends.postgres_asking import BUSY_RETRY_AFTER
 from pglease.backends.postgres_connections import OwnConnections
+from pglease.backends.postgres_dsn import Address
 from pglease.backends.postgres_rows import lease_in
 from pglease.backends.postgres_sql import Statements
 from pglease.backends.postgres_waiting import reserved
@@ -86,7 +87,7 @@ class HybridPostgresBackend(PostgresBackend):
 
     def __init__(
         self,
-        url: str,
+        url: Address,
         *,
         handover_delay: options.Duration | None = None,
         strict: bool = False,
@@ -105,7 +106,7 @@ class HybridPostgresBackend(PostgresBackend):
         self._delay = delay
         self._hybrid: HybridStatements | None = None
         self._keeper = Keeper(
-            self.connections.params(CLIENT_SETTINGS),
+            self.connections.asking(CLIENT_SETTINGS),
             self.connections.dsn.scrub,
             silence=delay - options.margin_for(delay, None) if strictly else float("inf"),
             most=most,
@@ -331,9 +332,10 @@ class HybridPostgresBackend(PostgresBackend):
     def diagnose(self, *, timeout: float = 30.0) -> Iterator[Check]:
         """Yield one check after the other: what was found, and what to do about it."""
         yield from super().diagnose(timeout=timeout)
-        yield self._session_check(timeout)
+        yield self.examine_session(timeout=timeout)
 
-    def _session_check(self, timeout: float) -> Check:
+    def examine_session(self, *, timeout: float = 30.0) -> Check:
+        """Tell whether holds can be bound to a session: `fail` behind a pooler, or where there is none to be had."""
         from pglease.backends.checks import Check
 
         try:

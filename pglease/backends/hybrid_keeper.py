@@ -123,14 +123,14 @@ class Keeper:
     """Keeps one session alive, and knows which hold has which lock.
 
     Args:
-        params: libpq's parameters of the session.
+        params: returns libpq's parameters of a session that is about to be opened.
         scrub: takes secrets out of a driver's texts.
         silence: seconds after a sign of life for which holds are believed; infinity unless strict.
         most: how many locks at most; None for a quarter of what the server has room for.
     """
 
     def __init__(
-        self, params: Mapping[str, Any], scrub: Callable[[str], str], *, silence: float, most: int | None
+        self, params: Callable[[], Mapping[str, Any]], scrub: Callable[[str], str], *, silence: float, most: int | None
     ) -> None:
         self._params = params
         self._scrub = scrub
@@ -343,7 +343,7 @@ class Keeper:
     def _connected(self) -> Session:
         session = self._session
         if session is None:
-            session = Session.open(self._params, silence=self._silence, first=not self._had_one)
+            session = Session.open(self._params(), silence=self._silence, first=not self._had_one)
             self._had_one = True
             with self._lock:
                 self._session = session

@@ -25,7 +25,7 @@ from pglease.backends import postgres_fencing, postgres_guard, postgres_schema, 
 from pglease.backends.base import Budget, Fence, Guard, ParamStyle, Traits
 from pglease.backends.postgres_asking import BUSY_RETRY_AFTER, REASONS, adopt, ask, ask_for_all, refuse_busy
 from pglease.backends.postgres_connections import BorrowedConnections, Connections, OwnConnections
-from pglease.backends.postgres_dsn import Dsn
+from pglease.backends.postgres_dsn import Address, Dsn
 from pglease.backends.postgres_epochs import Lineage, Quarantine, ask_lineage, raise_epoch
 from pglease.backends.postgres_errors import INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
 from pglease.backends.postgres_link import Link, Row
@@ -86,7 +86,8 @@ class PostgresBackend:
 
     Args:
         url: `postgresql://user:pass@host/db`, also with a driver in the scheme, or libpq's `host=… dbname=…`. Several
-            hosts are tried for the one that accepts writes.
+            hosts are tried for the one that accepts writes. Or a function that returns libpq's parameters as a
+            mapping, asked before each connection is made, on any thread: for passwords that change.
         table_name: the lease table; one identifier. Default `pglease_leases`.
         schema: its schema; default: wherever the connection's `search_path` finds or would create it.
         auto_initialize: whether the table is made at the first use if it is missing.
@@ -111,7 +112,7 @@ class PostgresBackend:
 
     def __init__(
         self,
-        url: str,
+        url: Address,
         *,
         table_name: str = DEFAULT_TABLE,
         schema: str | None = None,

@@ -13,6 +13,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pglease import forks
@@ -136,7 +137,7 @@ class OwnConnections:
         """See `Connections.connect`."""
         if self._closed:
             raise BackendClosed("the backend is closed")
-        return _Attempt(self.params(), self.dsn.scrub).within(budget.left())
+        return _Attempt(self.asking(), self.dsn.scrub).within(budget.left())
 
     def take(self, budget: Budget, *, reserved: bool) -> Any:
         """Take a connection out of the pool and begin its conversation; the first half of a loan."""
@@ -247,7 +248,7 @@ class OwnConnections:
         pool = ConnectionPool(
             "",
             connection_class=Connection,
-            kwargs={"params": self.params(), "report": self._report, "scrub": self.dsn.scrub},
+            kwargs={"params": self.asking(), "report": self._report, "scrub": self.dsn.scrub},
             min_size=0,
             max_size=self.pool_size + 1,
             num_workers=1,
@@ -263,21 +264,14 @@ class OwnConnections:
 
     def params(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return libpq's parameters: the address's, then `more`, then what we choose ourselves."""
-        several = "," in (self.dsn.get("host") or os.environ.get("PGHOST", ""))
-        return self.dsn.params(
-            {
-                "connect_timeout": max(2, round(self._connect_timeout)),  # libpq's own least
-                "application_name": "pglease",
-                "client_encoding": "UTF8",
-                "keepalives": 1,
-                "keepalives_idle": 10,
-                "keepalives_interval": 2,
-                "keepalives_count": 3,
-                "tcp_user_timeout": 10_000,
-                **({"target_session_attrs": "read-write"} if several else {}),
-                **(more or {}),
-            }
-        )
+        return self.asking(more)()
+
+    def asking(self, more: Mapping[str, Any] | None = None) -> Callable[[], dict[str, Any]]:
+        """Return a function that tells them anew, for each connection that is made.
+
+        It refers to the address alone: whoever keeps it to connect later does not keep all of us alive.
+        """
+        return partial(_params, self.dsn, max(2, round(self._connect_timeout)), more)  # 2 is libpq's own least
 
     def forget(self) -> None:
         """See `Connections.forget`."""
@@ -291,6 +285,25 @@ class OwnConnections:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.close(timeout=1.0)
+
+
+def _params(dsn: Dsn, connect_timeout: int, more: Mapping[str, Any] | None) -> dict[str, Any]:
+    dsn.refresh()
+    several = "," in (dsn.get("host") or os.environ.get("PGHOST", ""))
+    return dsn.params(
+        {
+            "connect_timeout": connect_timeout,
+            "application_name": "pglease",
+            "client_encoding": "UTF8",
+            "keepalives": 1,
+            "keepalives_idle": 10,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 10_000,
+            **({"target_session_attrs": "read-write"} if several else {}),
+            **(more or {}),
+        }
+    )
 
 
 class _Loan:
@@ -316,7 +329,7 @@ class _Loan:
 class _Attempt:
     """One attempt to connect, on a thread of its own: a look-up of the host's name cannot be cut off, only left."""
 
-    def __init__(self, params: dict[str, Any], scrub: Callable[[str], str]) -> None:
+    def __init__(self, params: Callable[[], dict[str, Any]], scrub: Callable[[str], str]) -> None:
         self._params, self._scrub = params, scrub
         self._made: queue.SimpleQueue[Connection | BackendError] = queue.SimpleQueue()
         self._handing_over = threading.Lock()

@@ -7,12 +7,15 @@ and what libpq says about a malformed address is never passed on.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
-from pglease.errors import ConfigurationError, MissingDependencyError
+from pglease.errors import BackendMisconfigured, ConfigurationError, MissingDependencyError
+
+Address: TypeAlias = str | Callable[[], Mapping[str, Any]]
+"""Text, or a function that returns libpq's parameters."""
 
 _URL = re.compile(r"(?P<scheme>postgres(?:ql)?)(?:\+\w+)?://(?P<rest>.*)\Z", re.DOTALL)
 _SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
@@ -24,16 +27,27 @@ class Dsn:
 
     Args:
         address: `postgresql://user:pass@host/db?option=…` (also `postgres://`, also with a driver as in
-            `postgresql+psycopg2://`) or libpq's `host=… dbname=…`. Empty means libpq's environment variables alone.
+            `postgresql+psycopg2://`) or libpq's `host=… dbname=…`. Empty means libpq's environment variables alone. Or
+            a function that returns libpq's parameters: it is asked whenever a connection is about to be made.
 
     Raises:
         ConfigurationError: when libpq could not make sense of it; the text shows none of it.
     """
 
-    __slots__ = ("_params",)
+    __slots__ = ("_ask", "_params")
 
-    def __init__(self, address: str) -> None:
-        self._params: dict[str, Any] = _parsed(address)
+    def __init__(self, address: Address) -> None:
+        self._ask = address if callable(address) else None
+        self._params: dict[str, Any] = {} if callable(address) else _parsed(address)
+
+    def refresh(self) -> None:
+        """Ask the function, if there is one.
+
+        Raises:
+            BackendMisconfigured: it failed, or told nonsense.
+        """
+        if self._ask is not None:
+            self._params = _told(self._ask)
 
     def params(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return libpq's parameters, with `defaults` for those the user did not give."""
@@ -63,6 +77,17 @@ class Dsn:
 
     def __reduce__(self) -> Any:
         raise TypeError("an address with secrets is not pickled")
+
+
+def _told(ask: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    try:
+        params = {name: value for name, value in ask().items() if value is not None}
+        _check_port(params)
+    except Exception as error:  # noqa: BLE001  # whatever the user's function raises becomes one of ours
+        raise BackendMisconfigured(
+            f"the function that tells PostgreSQL's address failed: {type(error).__name__}: {error}"
+        ) from None
+    return params
 
 
 def _parsed(address: str) -> dict[str, Any]:

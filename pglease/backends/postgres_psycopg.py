@@ -138,12 +138,19 @@ class Connection(psycopg.Connection[Any]):
 
     @classmethod
     def connect(  # type: ignore[override]  # the pool passes our own keywords through
-        cls, conninfo: str = "", *, params: dict[str, Any], report: Report, scrub: Callable[[str], str]
+        cls,
+        conninfo: str = "",
+        *,
+        params: Callable[[], dict[str, Any]],
+        report: Report,
+        scrub: Callable[[str], str],
     ) -> Connection:
-        """Connect and look once at the session: its pooler, its role, its isolation."""
+        """Connect and look once at the session: its pooler, its role, its isolation. `params` are asked for here."""
         ours: BackendError
         try:
-            connection = super().connect(conninfo, autocommit=True, prepare_threshold=0, **params)
+            connection = super().connect(conninfo, autocommit=True, prepare_threshold=0, **params())
+        except BackendError as error:
+            ours = error
         except Exception as error:  # noqa: BLE001  # told to those who wait, who raise it
             ours = translated(error, scrub, sent=False)
         else:

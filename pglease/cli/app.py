@@ -17,6 +17,8 @@ from pglease.cli.options import store_options
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from pglease.cli.options import Host
+
 COMMANDS = {
     "run": "pglease.cli.run:run",
     "list": "pglease.cli.facts:list_leases",
@@ -118,14 +120,14 @@ class _OneLine(logging.Formatter):
         return printing.visible(scrub(super().format(record), _secrets()))
 
 
-def run_app(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; see `main`."""
+def run_app(arguments: Sequence[str] | None = None, *, host: Host | None = None) -> int:
+    """Run the command line and return its exit code; see `main`. `host` is a program that has it inside."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         printing.never_choke()
         if COMPLETE_VARIABLE in os.environ:
             _complete(os.environ[COMPLETE_VARIABLE])
-        code = _run(given)
+        code = _run(given, host)
         sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
@@ -140,10 +142,10 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], host: Host | None) -> int:
     # Not `app.main`: it would turn a closed pipe into exit code 1.
     try:
-        with app.make_context("pglease", arguments) as ctx:
+        with app.make_context(host.program if host else "pglease", arguments, obj=host) as ctx:
             code = app.invoke(ctx)
     except click.exceptions.Exit as leaving:
         return leaving.exit_code

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -15,9 +16,26 @@ import click
 from pglease.cli.failures import USAGE, CommandError
 
 if TYPE_CHECKING:
+    from pglease.backends.base import Backend
     from pglease.client import PGLease
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A program that has the command line inside, as `manage.py pglease`.
+
+    Attributes:
+        program: what it is called, for usage and help.
+        store: builds the store where neither --dsn nor --local names one. It is closed when the command ends.
+        argv: returns what is executed for the COMMAND of `run`.
+    """
+
+    program: str
+    store: Callable[[], Backend]
+    argv: Callable[[Sequence[str]], Sequence[str]]
+
 
 NO_STORE = (
     "no store is named: use --dsn postgresql://user@host/db, set PGLEASE_URL or DATABASE_URL, or set libpq's PGHOST, "
@@ -143,30 +161,47 @@ def _state_directory(environment: Mapping[str, str]) -> Path:
     return home / ".local" / "state"
 
 
-def address_from(ctx: click.Context) -> str:
-    """Return the address given to the command, else to `pglease` itself, else from the environment."""
+def _chosen(ctx: click.Context) -> tuple[str | None, bool]:
+    """Return `--dsn` and `--local` as given to the command, else to `pglease` itself."""
     dsn, local = None, False
     here: click.Context | None = ctx
     while here is not None and not dsn and not local:
         dsn, local = here.params.get("dsn"), bool(here.params.get("local"))
-        if dsn and local:
-            break
         here = here.parent
+    return dsn, local
+
+
+def address_from(ctx: click.Context) -> str:
+    """Return the address given to the command, else to `pglease` itself, else from the environment."""
+    dsn, local = _chosen(ctx)
     address = store_address(dsn, local)
     if local:
         _make_local_directory()
     return address
 
 
+def open_store(ctx: click.Context) -> Backend:
+    """Return the store: the one given by option, the host's, or the environment's. Nothing is sent yet."""
+    from pglease.backends import open_backend
+
+    host = ctx.find_object(Host)
+    if host is None or any(_chosen(ctx)):
+        return open_backend(address_from(ctx))
+    return host.store()
+
+
 def open_client(ctx: click.Context, **options: Any) -> PGLease:
-    """Return a client of the addressed store, closed when the command ends. Nothing is sent before its first use."""
+    """Return a client of the store, closed when the command ends. Nothing is sent before its first use."""
     from pglease.client import PGLease
 
-    client = PGLease(address_from(ctx), **options)
-    ctx.call_on_close(lambda: _close(client))
+    store = open_store(ctx)
+    client = PGLease(store, **options)
+    ctx.call_on_close(lambda: _close(client, store))
     return client
 
 
-def _close(client: PGLease) -> None:
+def _close(client: PGLease, store: Backend) -> None:
     with contextlib.suppress(Exception):  # the command's exit code is settled; what could not be given back lapses
         client.close()
+    with contextlib.suppress(Exception):
+        store.close()

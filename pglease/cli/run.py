@@ -15,7 +15,7 @@ import click
 from pglease import clock
 from pglease.cli import printing
 from pglease.cli.failures import CONFLICT, LOST, CommandError, sentence
-from pglease.cli.options import NAME, DurationType, examples, open_client, quiet_option, store_options
+from pglease.cli.options import NAME, DurationType, Host, examples, open_client, quiet_option, store_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -222,7 +222,8 @@ def run(
     from pglease.cli.supervise import Child, Signals
 
     signals = Signals()
-    child = Child(command, signals)
+    host = ctx.find_object(Host)
+    child = Child(command if host is None else host.argv(command), signals)
     return _Run(ctx, terms, command, child, signals, conflict, quiet).go()
 
 

@@ -9,7 +9,7 @@ import click
 
 from pglease.cli import printing
 from pglease.cli.failures import CommandError, sentence
-from pglease.cli.options import DurationType, address_from, examples, json_option, quiet_option, store_options
+from pglease.cli.options import DurationType, examples, json_option, open_store, quiet_option, store_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,9 +56,7 @@ class _Store:
     """The store's backend for the time of one command, and how its answers are printed."""
 
     def __init__(self, ctx: click.Context, as_json: bool, quiet: bool) -> None:
-        from pglease.backends import open_backend
-
-        self.backend: Any = open_backend(address_from(ctx))
+        self.backend: Any = open_store(ctx)
         self.as_json = as_json
         self.quiet = quiet
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -17,6 +16,7 @@ import sqlalchemy.orm
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from pglease import HeldLease
+from tests.support import django_site
 
 ALCHEMY_IS_OLD = sqlalchemy.__version__.startswith("1.")
 ALCHEMY_DRIVERS = ["psycopg2"] if ALCHEMY_IS_OLD else ["psycopg", "psycopg2"]
@@ -187,14 +187,11 @@ class AlchemyRaw(Psycopg2):
         self.engine.dispose()
 
 
-_ALIASES = itertools.count()
-
-
 class Django(Session):
     """A transaction is an `atomic` block."""
 
     def open(self) -> None:
-        self.alias = django_alias(self.dsn)
+        self.alias = django_site.alias(self.dsn)
         from django.db import connections
 
         self.raw = connections[self.alias]
@@ -215,30 +212,6 @@ class Django(Session):
     def rollback(self) -> None:
         self.raw.set_rollback(True)
         self._block.__exit__(None, None, None)
-
-
-def django_alias(dsn: str) -> str:
-    """Make a database known to Django, and return the name it has there."""
-    import django
-    from django.conf import settings
-    from django.db import connections
-    from django.db.utils import ConnectionHandler
-
-    if not settings.configured:
-        settings.configure(USE_TZ=True)
-        django.setup()
-    info = psycopg.conninfo.conninfo_to_dict(dsn)
-    here = {
-        "ENGINE": "django.db.backends.postgresql",
-        "HOST": info["host"],
-        "PORT": str(info["port"]),
-        "USER": info["user"],
-        "PASSWORD": info["password"],
-        "NAME": info["dbname"],
-    }
-    alias = f"{info['dbname']}_{next(_ALIASES)}"
-    connections.settings[alias] = ConnectionHandler({"default": here}).settings["default"]
-    return alias
 
 
 class Async(Session):

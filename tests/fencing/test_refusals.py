@@ -24,7 +24,8 @@ from pglease.errors import BackendClosed
 from pglease.records import Released
 from pglease.schema import table_names
 from pglease.testing.local_postgres import LocalPostgres
-from tests.fencing.kinds import ALCHEMY_DRIVERS, ALCHEMY_IS_OLD, Session, address, django_alias
+from tests.fencing.kinds import ALCHEMY_DRIVERS, ALCHEMY_IS_OLD, Session, address
+from tests.support import django_site
 from tests.support.server import RunServer
 from tests.support.worlds import budget, execute, expire, locked_row, steal, wait_until
 
@@ -121,7 +122,7 @@ def test_asyncpg_outside_a_transaction_is_refused(lease: HeldLease, dsn: str) ->
 
 
 def test_django_outside_of_atomic_is_refused(lease: HeldLease, dsn: str) -> None:
-    alias = django_alias(dsn)
+    alias = django_site.alias(dsn)
     from django.db import connections
 
     with pytest.raises(ConfigurationError, match="autocommit"):
@@ -699,7 +700,7 @@ def test_any_factories_of_rows_and_cursors_do(lease: HeldLease, dsn: str) -> Non
 def test_an_inner_atomic_block_that_is_rolled_back_leaves_an_outer_guard_alone_and_takes_its_own_along(
     lease: HeldLease, rival: PGLease, dsn: str
 ) -> None:
-    alias = django_alias(dsn)
+    alias = django_site.alias(dsn)
     from django.db import connections
     from django.db.transaction import atomic
 
@@ -719,7 +720,7 @@ def test_an_inner_atomic_block_that_is_rolled_back_leaves_an_outer_guard_alone_a
 def test_a_guard_outside_an_atomic_block_outlives_the_blocks_inside_it(
     lease: HeldLease, rival: PGLease, dsn: str
 ) -> None:
-    alias = django_alias(dsn)
+    alias = django_site.alias(dsn)
     from django.db import connections
     from django.db.transaction import atomic
 

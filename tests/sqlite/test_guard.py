@@ -15,6 +15,7 @@ from pglease import PGLease
 from pglease.errors import BackendUnavailable, ConfigurationError, FencedError
 from pglease.records import Refused
 from pglease.testing.harness import Hold
+from tests.support import django_site
 from tests.support.sqlite_files import StoppedWhileWriting, plain
 
 
@@ -237,14 +238,10 @@ def test_sqlalchemys_session(path, hold, engine, bob) -> None:
 
 
 def test_djangos_connection(path, hold, bob) -> None:
-    import django
-    from django.conf import settings
     from django.db.backends.sqlite3.base import DatabaseWrapper
     from django.db.transaction import Atomic
 
-    if not settings.configured:
-        settings.configure(USE_TZ=True)
-    django.setup()
+    django_site.set_up()
     from django.db import connections
 
     options = connections.configure_settings({"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": str(path)}})

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests marked `matrix`, again: on each PostgreSQL, on each other Python, where no driver but psycopg 3 is installed, and
-# what concerns SQLAlchemy on 1.4; and the whole contract through PgBouncer. Everything is installed into .venv, once. Called
-# by `make matrix`; arguments choose: `14` ... `18`, `pgbouncer`, `python`, `bare`, `sqlalchemy`.
+# what concerns SQLAlchemy on 1.4, and Django on its oldest; and the whole contract through PgBouncer. Everything is installed
+# into .venv, once. Called by `make matrix`; arguments choose: `14` ... `18`, `pgbouncer`, `python`, `bare`, `sqlalchemy`, `django`.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -16,6 +16,8 @@ OLD_ALCHEMY=("${BARE[@]}" 'sqlalchemy[asyncio]>=1.4.24,<2' psycopg2-binary async
 
 unset PGLEASE_TEST_DSN PGLEASE_PG_BIN
 mapfile -t FILES < <(grep -rl --include='test_*.py' 'mark\.matrix' tests | sort)
+# An adapter depends on its framework and on Python; what it asks of PostgreSQL is the stores'.
+mapfile -t STORES < <(printf '%s\n' "${FILES[@]}" | grep -v '^tests/contrib/')
 FAILED=()
 RAN=()
 
@@ -72,7 +74,7 @@ for version in "${POSTGRES_VERSIONS[@]}"; do
     if wanted "${version%%.*}" "$@"; then
         PGLEASE_PG_BIN=$(postgres_bin "$version")
         export PGLEASE_PG_BIN
-        run_marked "PostgreSQL $version" "$PY" "${FILES[@]}"
+        run_marked "PostgreSQL $version" "$PY" "${STORES[@]}"
         unset PGLEASE_PG_BIN
     fi
 done
@@ -102,13 +104,19 @@ if wanted bare "$@"; then
         exit 1
     fi
     # A guard is tried on every driver there is, so its tests need them all.
-    mapfile -t FILES < <(printf '%s\n' "${FILES[@]}" | grep -v '^tests/fencing/')
-    run_marked "without psycopg2" .venv/bare/bin/python "${FILES[@]}"
+    mapfile -t STORES < <(printf '%s\n' "${STORES[@]}" | grep -v '^tests/fencing/')
+    run_marked "without psycopg2" .venv/bare/bin/python "${STORES[@]}"
 fi
 
 if wanted sqlalchemy "$@"; then
     make_environment .venv/sqlalchemy14 "$PY" "${OLD_ALCHEMY[@]}"
     run_marked "SQLAlchemy 1.4" .venv/sqlalchemy14/bin/python -k sqlalchemy tests/fencing
+fi
+
+if wanted django "$@"; then
+    # The oldest one that is supported; the newest comes with the newer Pythons above.
+    make_environment .venv/django52 "$PY" "${BARE[@]}" 'django==5.2'
+    run_marked "Django 5.2" .venv/django52/bin/python tests/contrib/django
 fi
 
 if [[ ${#FAILED[@]} -gt 0 ]]; then

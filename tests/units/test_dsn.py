@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pglease.backends.postgres_dsn import Dsn
-from pglease.errors import ConfigurationError
+from pglease.errors import BackendMisconfigured, ConfigurationError
 
 SPECIAL = "/:@?#[]%&=+ ,;'\"\\!$*()<>{}|^`~ä€🙂"
 PIECES = st.text(string.ascii_letters + string.digits + SPECIAL, min_size=1, max_size=24)
@@ -213,3 +213,27 @@ def test_it_is_neither_pickled_nor_copied():
     for leak in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match="not pickled"):
             leak(dsn)
+
+
+# -- a function in the place of text -----------------------------------------------------------------------------------
+
+
+def test_a_function_is_asked_whenever_somebody_is_about_to_connect():
+    passwords = iter(["first", "second"])
+    dsn = Dsn(lambda: {"host": "db", "port": None, "password": next(passwords)})
+
+    assert dsn.params({}) == {}
+    dsn.refresh()
+    assert dsn.params({"port": 1}) == {"host": "db", "port": 1, "password": "first"}
+    dsn.refresh()
+    assert dsn.params({})["password"] == "second"
+    assert dsn.scrub("no second chance") == "no *** chance"
+    assert "second" not in repr(dsn)
+
+
+@pytest.mark.parametrize("told", [None, {"port": "a"}])
+def test_a_function_that_fails_is_wrong_setup(told):
+    dsn = Dsn(lambda: told)
+
+    with pytest.raises(BackendMisconfigured, match="the function that tells PostgreSQL's address failed"):
+        dsn.refresh()

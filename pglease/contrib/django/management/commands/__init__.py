@@ -1,0 +1,1 @@
+"""`manage.py pglease` and `manage.py pglease_migrate`."""

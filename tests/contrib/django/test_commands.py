@@ -1,0 +1,105 @@
+"""`manage.py pglease …`: the command line on the store of the settings, with its exit codes."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from pglease import PGLease
+from tests.contrib.django.conftest import Project, ended
+
+pytestmark = pytest.mark.matrix
+
+
+def said(*words: str) -> str:
+    out = StringIO()
+    call_command("pglease", *words, stdout=out, stderr=out)
+    return out.getvalue()
+
+
+def code_of(*words: str) -> int:
+    with pytest.raises(CommandError) as ended:
+        call_command("pglease", *words, stdout=StringIO(), stderr=StringIO())
+    return ended.value.returncode
+
+
+def test_it_looks_at_the_store_of_the_settings(default_database, leases: PGLease) -> None:
+    assert leases.try_acquire("job")
+
+    lines = said("list").splitlines()
+
+    assert [line.split()[:3] for line in lines] == [["NAME", "STATE", "HOLDER"], ["job", "held", "somebody-else"]]
+    assert '"fencing_token": 1' in said("show", "job", "--json")
+    assert "server version: PostgreSQL" in said("doctor")
+    assert said("release", "job", "--token", "1") == "'job' was taken from its holder (token 1)\n"
+
+
+def test_it_ends_with_the_code_of_the_command_line(default_database, leases: PGLease) -> None:
+    assert leases.try_acquire("job")
+
+    assert code_of("check", "free") == 1
+    assert code_of("wait", "job", "--timeout", "0") == 75
+    assert code_of("release", "job", "--token", "7") == 1
+    assert code_of("list", "--no-such-option") == 2
+
+
+def test_the_environment_does_not_decide_and_an_option_does(default_database, monkeypatch, leases: PGLease) -> None:
+    monkeypatch.setenv("PGLEASE_URL", "memory://elsewhere")
+    assert leases.try_acquire("job")
+
+    assert "job" in said("list")
+    assert said("list", "-q", "--dsn", "memory://another") == ""
+
+
+def test_a_missing_table_is_made_for_it(default_database, configured) -> None:
+    with configured(OPTIONS={"auto_initialize": False}):
+        assert said("list", "-q") == ""
+
+    assert "nothing was done" in said("schema", "apply")
+
+
+def test_a_management_command_runs_under_a_lease(project: Project, dsn: str, leases: PGLease) -> None:
+    """Options of Django's come before our words, or behind them where no command has its own."""
+    report = """
+import os
+from django.core.management.base import BaseCommand
+
+class Command(BaseCommand):
+    def add_arguments(self, parser):
+        parser.add_argument("--tenant")
+
+    def handle(self, **options):
+        self.stdout.write(f"{options['tenant']} {os.environ['PGLEASE_NAME']} {os.environ['PGLEASE_FENCING_TOKEN']}")
+        raise SystemExit(3)
+"""
+    for folder in ("shop/management", "shop/management/commands"):
+        project.write(f"{folder}/__init__.py", "")
+    project.write("shop/management/commands/report.py", report)
+    project.write("other.py", "from settings import *")
+
+    run = project.start("pglease", "--settings", "other", "run", "job", "--ttl", "30s", "--", "report", "--tenant", "a")
+    assert ended(run, code=3) == "a job 1\n"
+
+    assert leases.try_acquire("job")
+    refused = project.manage("pglease", "run", "job", "--", "report", code=75)
+    assert "'job' is held by somebody-else" in refused
+
+
+def test_a_command_that_is_none_of_djangos_is_run_as_it_is(project: Project) -> None:
+    own = project.start("pglease", "run", "job", "--", "sh", "-c", "exit 4", DJANGO_SETTINGS_MODULE="settings")
+    listed = project.manage("pglease", "list", "-q", "--settings=settings")
+
+    assert ended(own, code=4) == ""
+    assert listed == ""
+
+
+def test_without_words_and_asked_for_help_it_tells_what_there_is(project: Project) -> None:
+    assert "manage.py pglease [OPTIONS] COMMAND" in project.manage("pglease", "--help")
+
+
+def test_settings_that_make_no_sense_are_a_failure_of_its_own(default_database, configured) -> None:
+    with configured(DATABASE="nowhere"):
+        assert code_of("list") == 125
