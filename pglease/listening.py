@@ -35,6 +35,7 @@ class Ear:
         needed: whether anybody waits or watches.
         heard: told of each change, on the ear's thread.
         turned: told when hearing begins (whoever looked before has to look again) and when it ends.
+        rest: asked before each rest for how many seconds it may be.
     """
 
     def __init__(
@@ -44,11 +45,13 @@ class Ear:
         needed: Callable[[], bool],
         heard: Callable[[Sequence[Change]], None],
         turned: Callable[[bool], None],
+        rest: Callable[[], float],
     ) -> None:
         self._backend = backend
         self._needed = needed
         self._heard = heard
         self._turned = turned
+        self._rests = rest
         self.fresh()
 
     def fresh(self) -> None:
@@ -126,7 +129,7 @@ class Ear:
         try:
             self._turned(True)
             while self._wanted():
-                if changes := subscription.next(LINGER):
+                if changes := subscription.next(min(LINGER, self._rests())):
                     self._heard(changes)
         finally:
             with self._changed:

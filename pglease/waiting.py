@@ -52,6 +52,10 @@ AHEAD = 0.01
 """Seconds by which a fair waiter looks later for each one ahead of it, who most likely takes the name meanwhile."""
 MOST_SPREAD = 0.02
 """Seconds over which waiters of many clients spread their looks after a release, at most."""
+LATEST = 0.1
+"""Seconds after a release within which everybody looks who has not heard of a new holder."""
+AT_ONCE = 0.001
+"""A delay so short, in seconds, that a waiter is woken to wait for it: the ear's own rest is no finer."""
 OWN_WORD = 0.1
 """Seconds that a client waits for the store to announce what it released itself."""
 LONGEST_NAP = 3600.0
@@ -141,13 +145,14 @@ class Room:
         self.give_back = give_back
         self.notices = notices
         self._fresh()
-        self.ear = Ear(backend, needed=self._is_used, heard=self._heard, turned=self._turned)
+        self.ear = Ear(backend, needed=self._is_used, heard=self._heard, turned=self._turned, rest=self._wake_late_ones)
 
     def _fresh(self) -> None:
         self.lock = threading.RLock()
         self._lines: dict[str, _Line] = {}
         self._marks: dict[str, _Mark] = {}
         self._watches: weakref.WeakSet[Watcher] = weakref.WeakSet()
+        self._late: set[_Line] = set()
         self._spread = 0.0
         self._hearing_since = float("inf")
 
@@ -300,7 +305,33 @@ class Room:
         now = line.mark.released_at = clock.now()
         first = line.waiters[0]
         delay = AHEAD * first.place.ahead if first.place else self._spread * random.random()
-        line.set(now + (change.left or 0.0) + min(delay, 0.1))
+        look_at = now + (change.left or 0.0) + min(delay, LATEST)
+        if self.hearing and AT_ONCE < look_at - now <= LATEST:
+            line.look_at = look_at
+            self._late.add(line)
+        else:
+            line.set(look_at)
+
+    def _wake_late_ones(self) -> float:
+        """Wake those whose time has come with no word of a grant before it; return for how long the ear may rest.
+
+        Most of a crowd hear of the next holder before it is their turn. Waking a thread in each of twenty processes for
+        nothing would cost the one that is first more than its own look.
+        """
+        rest = float("inf")
+        if not self._late:
+            return rest
+        with self.lock:
+            now = clock.now()
+            for line in list(self._late):
+                left = line.look_at - now
+                if left <= 0:
+                    line.wake()
+                if 0 < left <= LATEST:
+                    rest = min(rest, left)
+                else:  # also where a grant was heard of, and the next look is that of its end
+                    self._late.discard(line)
+        return rest
 
     def _granted(self, line: _Line, change: Change) -> None:
         for waiter in line.waiters:
@@ -327,6 +358,9 @@ class Room:
             self._hearing_since = now if hearing else float("inf")
             for watcher in list(self._watches):
                 watcher.turn()
+            for line in list(self._late):  # the ear will not wake them any more
+                line.wake()
+            self._late.clear()
             for line in filter(lambda each: each.waiters, self._lines.values()):
                 # Heard again: what was missed meanwhile is unknown. No longer heard: look as often as one must then.
                 first = line.waiters[0]

@@ -107,7 +107,7 @@ def test_waiters_learn_that_nothing_is_heard_any_more_though_the_broken_link_can
     turns: list[bool] = []
     needed = threading.Event()
     needed.set()
-    ear = Ear(Store(), needed=needed.is_set, heard=lambda _: None, turned=turns.append)
+    ear = Ear(Store(), needed=needed.is_set, heard=lambda _: None, turned=turns.append, rest=lambda: 1.0)
     ear.need()
     try:
         wait_until(lambda: turns[:2] == [True, False], PATIENCE)

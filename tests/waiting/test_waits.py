@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pglease import AcquireTimeout, BackendClosed, BackendUnavailable, HeldLease, PGLease, drive, options
+from pglease import AcquireTimeout, BackendClosed, BackendUnavailable, HeldLease, PGLease, clock, drive, options
 from pglease.backends.base import Budget
 from pglease.backends.memory import MemoryBackend
 from pglease.records import Change, Request
@@ -266,6 +266,43 @@ def test_a_release_wakes_one_of_many_and_the_rest_follow_one_by_one(
 
     assert len(waits.served) == 20
     assert store.asked["try_acquire"] - before <= 60  # one of all would have been 210
+
+
+class Kicks(Nap):
+    """A rest that counts how often it was disturbed."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self.count = 0
+
+    def kick(self) -> None:
+        self.count += 1
+
+
+@pytest.mark.parametrize("then", ["granted", "nothing", "deaf"])
+def test_one_of_a_crowd_is_woken_when_its_turn_comes_and_not_if_somebody_else_was_granted_before(
+    waiting: PGLease, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    monkeypatch.setattr("random.random", lambda: 0.9)
+    room, nap = waiting.taking.room, Kicks()
+    room.ear.need = lambda: None  # type: ignore[method-assign]  # the test is the ear
+    room.ear.hearing, room._spread = True, 0.05
+    request = Request("job", "waiter", "ab" * 16, 60.0)
+    line = room.join(Waiter(room, request, nap, poll=3600, heard_poll=3600, warn_after=None, box=5))
+    nap.count = 0
+
+    room._heard([Change("job", "released", 0.0)])
+    assert 0 < line.look_at - clock.now() <= 0.1
+    assert nap.count == 0
+    if then == "granted":
+        room._heard([Change("job", "granted", 60.0)])
+    elif then == "deaf":
+        room._turned(False)
+    while (rest := room._wake_late_ones()) < PATIENCE:
+        time.sleep(rest)
+
+    assert nap.count == (0 if then == "granted" else 1)
+    room.leave(line.waiters[0], None)
 
 
 def test_whoever_is_woken_and_leaves_without_looking_passes_it_on(holder: PGLease, waiting: PGLease) -> None:
