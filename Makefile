@@ -51,7 +51,7 @@ test: $(DONE) ## Run all tests but the long ones; ARGS="-k word" to choose
 	@rm -rf $(PYTHONPYCACHEPREFIX)/tmp  # what earlier runs compiled in their own temporary directories
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
-stress: $(DONE) ## Simulate 20,000 seeds, hunt known mistakes, explore the models; ARGS=--whole for all of it
+stress: $(DONE) ## Simulate 20,000 seeds, hunt known mistakes, explore the models, break servers; ARGS=--whole for all of it
 	$(PY) -m tests.stress $(ARGS)
 
 matrix: $(DONE) ## Run the marked tests on PostgreSQL 14 to 18, PgBouncer, Python 3.12 and 3.13, without psycopg2, SQLAlchemy 1.4

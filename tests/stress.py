@@ -1,4 +1,4 @@
-"""What has no time in the suite: `make stress`. More seeds, the kill list, the models, the tests marked `long`.
+"""What has no time in the suite: `make stress`. Seeds, kill list, models, runs under faults, tests marked `long`.
 
 With `--write` the figures of the run go into docs/proof.md, so that the page never says more than was seen.
 """
@@ -13,9 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.jepsen import run as runs
+from tests.jepsen.worlds import WORLDS
 from tests.models.check import CONFIGURATIONS, check
 from tests.simulation import runner
 from tests.simulation.mutants import KILL_LIST, PATIENCE
@@ -24,6 +27,8 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "proof.md"
 SEEDS = 20_000
 ALL_SEEDS = 200_000
+RUN_SECONDS = 20.0
+"""For how long each world is broken."""
 LONG_WITHIN_BOUNDS = (
     "tests/redis/test_replicas.py",
     "tests/fencing/test_interleavings.py",
@@ -37,6 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.stress", description=__doc__)
     parser.add_argument("--whole", action="store_true", help="everything: ten times the seeds, every long test")
     parser.add_argument("--seeds", type=int, help=f"how many; default {SEEDS}, with --whole {ALL_SEEDS}")
+    parser.add_argument("--run-seed", type=int, help="of the runs under faults; default: the day's number")
     parser.add_argument("--only", choices=list(PARTS), help="one part of it")
     parser.add_argument("--write", action="store_true", help="put the figures into docs/proof.md")
     chosen = parser.parse_args()
@@ -118,10 +124,22 @@ def long_tests(chosen: argparse.Namespace) -> tuple[bool, str]:
     return done.returncode == 0, ""
 
 
+def under_faults(chosen: argparse.Namespace) -> tuple[bool, str]:
+    """Run processes under nemeses, two worlds at a time: they wait more than they work."""
+    seconds = RUN_SECONDS * (10 if chosen.whole else 1)
+    seed = chosen.run_seed if chosen.run_seed is not None else datetime.now(UTC).toordinal()
+    with ThreadPoolExecutor(2) as pool:
+        reports = list(pool.map(lambda world: runs.run(world, seed, seconds), WORLDS))
+    if not all(report.fine for report in reports):
+        return False, "\n\n".join(report.complaint() for report in reports if not report.fine)
+    return True, runs.table(reports, today())
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], tuple[bool, str]]] = {
     "kill-list": kill_list,
     "models": models,
     "simulation": simulation,
+    "runs": under_faults,
     "long-tests": long_tests,
 }
 

@@ -197,8 +197,8 @@ class History:
         """Return who was entitled to act, and until when.
 
         From the return of the grant, until the belief ran out, the loss was told, the release was called, or the
-        process was killed, whichever came first. A hold whose session died ends where it was last seen to be held: when
-        it turned false nobody wrote down.
+        process was killed, whichever came first; but not before it was last seen to be held. Where a session died, that
+        is all that is known: when `held` turned false nobody wrote down.
         """
         last_seen, trusted = dict[str, float](), dict[str, float]()
         for look in self.looks:
@@ -214,7 +214,8 @@ class History:
                 ends[0] = max(ends[0], loss.due) if loss.reason != "session_died" else last_seen.get(op.key, op.ended)
                 ends.append(loss.at)
             assert op.token is not None
-            found.append(Belief(op.key, op.name, op.process, op.token, op.ended, min(ends)))
+            until = max(min(ends), last_seen.get(op.key, op.ended))
+            found.append(Belief(op.key, op.name, op.process, op.token, op.ended, until))
         return found
 
     def out_of_order(self, process: str, began: float, ended: float) -> float:

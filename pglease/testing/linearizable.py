@@ -28,6 +28,10 @@ class _Place(NamedTuple):
     done: int
     state: _State
 
+    def settled(self) -> int:
+        """Return how many calls have had their effect."""
+        return self.low + self.done.bit_count()
+
 
 def explain(ops: Sequence[Op]) -> str | None:
     """Return None if there is such an order; else the call where the longest attempt got stuck.
@@ -38,17 +42,17 @@ def explain(ops: Sequence[Op]) -> str | None:
     calls = sorted([op for op in ops if _tells(op)] + _ghosts(ops), key=lambda op: op.began)
     tokens = sorted({op.token for op in calls if op.is_grant and op.token is not None})
     stack, failed = [_Place(0, 0, _State())], set[_Place]()
-    furthest = 0
+    furthest = stack[0]
     while stack:
         place = stack.pop()
         if place in failed:
             continue
         failed.add(place)
-        furthest = max(furthest, place.low)
+        furthest = max(furthest, place, key=_Place.settled)
         if place.low == len(calls):
             return None
         stack.extend(_next_places(calls, tokens, place))
-    op = calls[furthest]
+    op = min((calls[at] for at in _candidates(calls, furthest)), key=lambda op: op.ended)
     return f"{op.verb} {op.key}: {op.outcome}, token {op.token}, holder {op.holder}, live {op.live}"
 
 
@@ -60,8 +64,11 @@ def _tells(op: Op) -> bool:
 
 
 def _ghosts(ops: Sequence[Op]) -> list[Op]:
-    """Return the grants whose callers never learned of them, as far as somebody else saw their tokens."""
-    doubtful = [op.began for op in ops if op.verb == "acquire" and op.outcome in {"unknown", "error"}]
+    """Return the grants whose callers never learned of them, as far as somebody else saw their tokens.
+
+    Their answers were lost, or came so late that they were given back and asked for anew, perhaps in vain.
+    """
+    doubtful = [op.began for op in ops if op.verb == "acquire" and op.outcome != "ok"]
     known = {op.token for op in ops if op.is_grant}
     first_seen: dict[int, float] = {}
     for op in ops if doubtful else ():

@@ -129,6 +129,7 @@ class LocalPostgres:
         user: str | None = None,
         password: str | None = None,
         dbname: str = "postgres",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Describe a server; nothing runs yet.
 
@@ -140,8 +141,10 @@ class LocalPostgres:
             user: a role to create, a superuser like `postgres`. Default `postgres` itself.
             password: its password, asked for by SCRAM from every address. Default None: it is trusted.
             dbname: the database that `dsn` names; created when it is not `postgres`.
+            environment: variables for the server alone, as `LD_PRELOAD`; it gets none of ours.
         """
         self._settings = {**SETTINGS, **({} if fsync else UNSAFE_SETTINGS), **(settings or {})}
+        self._environment = dict(environment or {})
         self._asked_bindir = bindir
         self._password = password
         self._process: subprocess.Popen[bytes] | None = None
@@ -399,8 +402,11 @@ class LocalPostgres:
 
     def _launch_once(self, port: int) -> None:
         log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+        # By `env`, so that what is preloaded meets the server alone, and not whoever starts it as another user.
+        variables = [f"{name}={value}" for name, value in self._environment.items()]
+        own = ["/usr/bin/env", *variables] if variables else []
         self._process = processes.spawn(
-            [str(self.bindir / "postgres"), "-D", str(self.data), "-p", str(port)],
+            [*own, str(self.bindir / "postgres"), "-D", str(self.data), "-p", str(port)],
             user=self._as,
             log=self.log_path,
             cwd=self.base,

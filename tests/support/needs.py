@@ -23,6 +23,7 @@ from pglease.errors import MissingDependencyError
 from pglease.testing import processes
 from pglease.testing.local_pgbouncer import find_pgbouncer
 from pglease.testing.local_postgres import find_bindir
+from tests.support.faketime import find_libfaketime
 
 NOT_RUN = "not run for want of"
 """The key of the report property that names the thing."""
@@ -82,6 +83,7 @@ def _can_make_network_namespaces() -> bool:
 
 
 NEEDS = {
+    "faketime": Need(lambda: find_libfaketime() is not None, "apt-get install faketime"),
     "kubectl": Need(_program("kubectl"), "apt-get install kubernetes-client"),
     "linux": Need(lambda: sys.platform == "linux", "run on Linux"),
     "netns": Need(_can_make_network_namespaces, "run as root on Linux; apt-get install iproute2 util-linux"),
