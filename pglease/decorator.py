@@ -6,6 +6,7 @@ import functools
 import inspect
 import logging
 import string
+import sys
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import replace
@@ -124,7 +125,7 @@ def singleton_decorator(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         _refuse_generators(function)
-        calls = _Calls(client, _naming(name, function), wanted, skip_if_locked=skip_if_locked, on_skip=on_skip)
+        calls = _Calls(client, naming(name, function), wanted, skip_if_locked=skip_if_locked, on_skip=on_skip)
         wrap = _async_task if _is(inspect.iscoroutinefunction, function) else _sync_task
         task: Any = wrap(function, calls)
         task.last_outcome = calls.last.get
@@ -247,8 +248,17 @@ def _called(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or repr(function)
 
 
-def _naming(name: str | Callable[..., str], function: Callable[..., Any]) -> Callable[..., str]:
-    """Return what turns a call's arguments into the lease's name. What can be wrong about it is wrong now."""
+def naming(name: str | Callable[..., str], function: Callable[..., Any]) -> Callable[..., str]:
+    """Return what turns a call's arguments into the lease's name. What can be wrong about it is wrong now.
+
+    Args:
+        name: plain text; a template over the arguments by name (`"report:{tenant}"`) or by place (`"report:{0}"`, the
+            first after `self`), however they are passed; or a callable that is given them.
+        function: what will be called.
+
+    Raises:
+        ConfigurationError: no usable template, or it refers to what `function` does not take.
+    """
     if callable(name):
         return name
     if not isinstance(name, str):
@@ -261,7 +271,8 @@ def _naming(name: str | Callable[..., str], function: Callable[..., Any]) -> Cal
         plain = options.text(name.format(), "name")
         return lambda *_args, **_kwargs: plain
     signature = inspect.signature(function)
-    unknown = sorted({root for field in fields if (root := _root(field)) not in signature.parameters})
+    places = _places(signature)
+    unknown = sorted({root for field in fields if not _is_taken(root := _root(field), signature, places)})
     if unknown:
         raise ConfigurationError(
             f"name {name!r} refers to {', '.join(map(repr, unknown))}, which {_called(function)}{signature} "
@@ -271,10 +282,26 @@ def _naming(name: str | Callable[..., str], function: Callable[..., Any]) -> Cal
     def named(*args: Any, **kwargs: Any) -> str:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return name.format(**bound.arguments)
+        return name.format(*bound.args[places.start :], **bound.arguments)
 
     return named
 
 
 def _root(field: str) -> str:
     return field.partition(".")[0].partition("[")[0]
+
+
+def _places(signature: inspect.Signature) -> range:
+    """Return which arguments can be told by their place."""
+    kinds = [each.kind for each in signature.parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        end = sys.maxsize
+    else:
+        end = sum(
+            kind in {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD} for kind in kinds
+        )
+    return range(next(iter(signature.parameters), "") in {"self", "cls"}, end)
+
+
+def _is_taken(root: str, signature: inspect.Signature, places: range) -> bool:
+    return int(root) < len(places) if root.isdecimal() else root in signature.parameters

@@ -1,7 +1,8 @@
 """What can go wrong, and the state things are in afterwards.
 
 Not getting a lease is an answer, not an error: nothing here is raised for a plain refusal unless the caller asked for
-it. Every error survives pickling, keeps its facts as attributes and never carries a password.
+it. Every error survives pickling, keeps its facts as attributes and never carries a password. Its text alone makes one
+as well, with empty facts: Celery's JSON results bring no more to whoever waits.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class AcquisitionError(PgleaseError):
     """
 
     def __init__(
-        self, message: str, *, name: str, held_by: str | None = None, retry_after: float | None = None
+        self, message: str, *, name: str = "", held_by: str | None = None, retry_after: float | None = None
     ) -> None:
         super().__init__(message)
         self.name = name
@@ -63,7 +64,7 @@ class LeaseLostError(PgleaseError):
     Afterwards: `held` is false for good; somebody else may already be working.
     """
 
-    def __init__(self, message: str, *, name: str, reason: str) -> None:
+    def __init__(self, message: str, *, name: str = "", reason: str = "") -> None:
         super().__init__(message)
         self.name = name
         self.reason = reason
@@ -76,7 +77,7 @@ HeartbeatError = LeaseLostError
 class NotOwnedError(PgleaseError):
     """`renew` of a hold that has ended. Afterwards: nothing changed in the store."""
 
-    def __init__(self, message: str, *, name: str) -> None:
+    def __init__(self, message: str, *, name: str = "") -> None:
         super().__init__(message)
         self.name = name
 
@@ -87,7 +88,7 @@ class ReentrantError(PgleaseError):
     Afterwards: the hold it has is untouched.
     """
 
-    def __init__(self, message: str, *, name: str) -> None:
+    def __init__(self, message: str, *, name: str = "") -> None:
         super().__init__(message)
         self.name = name
 
@@ -95,7 +96,7 @@ class ReentrantError(PgleaseError):
 class FencedError(PgleaseError):
     """A guarded write of a stale holder was refused. Afterwards: the caller's transaction is aborted."""
 
-    def __init__(self, message: str, *, name: str, fencing_token: int) -> None:
+    def __init__(self, message: str, *, name: str = "", fencing_token: int = 0) -> None:
         super().__init__(message)
         self.name = name
         self.fencing_token = fencing_token
@@ -147,7 +148,7 @@ class ReleaseError(BackendError):
     Afterwards: the hold is over in this process, lapses in the store by its ttl, and may be released again.
     """
 
-    def __init__(self, message: str, *, name: str) -> None:
+    def __init__(self, message: str, *, name: str = "") -> None:
         super().__init__(message)
         self.name = name
 

