@@ -112,7 +112,8 @@ def lite() -> Iterator[str]:
     try:
         yield "lite"
     finally:
-        connections["lite"].close()
+        if connections["lite"].connection is not None:
+            connections["lite"].connection.close()  # Django's own `close` leaves what is in memory open
         del connections["lite"], connections.settings["lite"]
 
 

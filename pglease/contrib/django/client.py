@@ -11,6 +11,7 @@ from pglease import forks
 from pglease.client import PGLease
 from pglease.contrib.django.conf import conf
 from pglease.decorator import TaskDecorator, late_singleton_task
+from pglease.options import Duration
 
 _TIMED = frozenset({"acquire", "try_acquire", "wait_for_lease", "acquire_many"})
 """The calls that take the ttl of the settings where they are given none."""
@@ -27,6 +28,7 @@ class LazyClient:
     def __init__(self) -> None:
         self._making = threading.Lock()
         self._made: PGLease | None = None
+        self._ttl: Duration = 60
         forks.forget_in_children(self)
 
     @property  # type: ignore[misc]  # isinstance() asks for it
@@ -37,14 +39,14 @@ class LazyClient:
         with self._making:
             if self._made is None:
                 wanted = conf()
-                self._made = PGLease(wanted.open_store(), owner_id=wanted.owner_id)
+                self._made, self._ttl = PGLease(wanted.open_store(), owner_id=wanted.owner_id), wanted.ttl
             return self._made
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # asked for by copy, pickle and inspect, which want nothing of a client
             raise AttributeError(name)
         found = getattr(self._client(), name)
-        return _timed(found) if name in _TIMED else found
+        return _timed(found, self._ttl) if name in _TIMED else found
 
     def singleton_task(
         self, name: str | Callable[..., str], ttl: Any = None, skip_if_locked: bool = True, **wanted: Any
@@ -76,11 +78,11 @@ class LazyClient:
         return "<pglease, not used yet>" if self._made is None else repr(self._made)
 
 
-def _timed(call: Callable[..., Any]) -> Callable[..., Any]:
+def _timed(call: Callable[..., Any], ttl: Duration) -> Callable[..., Any]:
     @functools.wraps(call)
     def with_ttl(name: Any, *args: Any, **wanted: Any) -> Any:
         if not args:
-            wanted.setdefault("ttl", conf().ttl)
+            wanted.setdefault("ttl", ttl)
         return call(name, *args, **wanted)
 
     return with_ttl

@@ -155,7 +155,7 @@ def test_the_orms_connection_is_refused_inside_a_transaction(default_database) -
 def test_it_is_renewed_while_the_main_thread_is_in_a_transaction(pglease, dsn) -> None:
     from django.db import transaction
 
-    with pglease.acquire("job", ttl=2) as lease, transaction.atomic():
+    with pglease.acquire("job", ttl=6) as lease, transaction.atomic():
         before = heartbeats(dsn, "job")
         wait_until(lambda: heartbeats(dsn, "job") > before)
         assert lease.held

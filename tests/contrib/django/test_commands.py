@@ -61,8 +61,8 @@ def test_a_missing_table_is_made_for_it(default_database, configured) -> None:
     assert "nothing was done" in said("schema", "apply")
 
 
-def test_a_management_command_runs_under_a_lease(project: Project, dsn: str, leases: PGLease) -> None:
-    """Options of Django's come before our words, or behind them where no command has its own."""
+def test_a_management_command_or_any_other_runs_under_a_lease(project: Project, dsn: str, leases: PGLease) -> None:
+    """One that is none of Django's is run as it is."""
     report = """
 import os
 from django.core.management.base import BaseCommand
@@ -81,23 +81,25 @@ class Command(BaseCommand):
     project.write("other.py", "from settings import *")
 
     run = project.start("pglease", "--settings", "other", "run", "job", "--ttl", "30s", "--", "report", "--tenant", "a")
+    own = project.start("pglease", "run", "another", "--", "sh", "-c", "exit 4")
     assert ended(run, code=3) == "a job 1\n"
+    assert ended(own, code=4) == ""
 
     assert leases.try_acquire("job")
     refused = project.manage("pglease", "run", "job", "--", "report", code=75)
     assert "'job' is held by somebody-else" in refused
 
 
-def test_a_command_that_is_none_of_djangos_is_run_as_it_is(project: Project) -> None:
-    own = project.start("pglease", "run", "job", "--", "sh", "-c", "exit 4", DJANGO_SETTINGS_MODULE="settings")
-    listed = project.manage("pglease", "list", "-q", "--settings=settings")
+@pytest.mark.parametrize("words", [["--help"], ["--pythonpath", ".", "--help"], ["list", "--settings=site", "--help"]])
+def test_asked_for_help_it_tells_what_there_is(default_database, capsys, words: list[str]) -> None:
+    """Options that Django has read already are not for us."""
+    from pglease.contrib.django.management.commands.pglease import Command
 
-    assert ended(own, code=4) == ""
-    assert listed == ""
+    with pytest.raises(SystemExit) as ended:
+        Command().run_from_argv(["manage.py", "pglease", *words])
 
-
-def test_without_words_and_asked_for_help_it_tells_what_there_is(project: Project) -> None:
-    assert "manage.py pglease [OPTIONS] COMMAND" in project.manage("pglease", "--help")
+    assert ended.value.code == 0
+    assert "Usage: manage.py pglease" in capsys.readouterr().out
 
 
 def test_settings_that_make_no_sense_are_a_failure_of_its_own(default_database, configured) -> None:

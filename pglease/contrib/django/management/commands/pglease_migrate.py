@@ -28,7 +28,7 @@ class Command(Migrate):
     the first `migrate` of a new database is no exception.
 
     A holder that loses its lease (the server cannot be reached, an operator ended it) sends no further statement, and
-    the one under way is cancelled. So it is by SIGTERM, and then the lease is released.
+    the one under way is cancelled. So it is by SIGTERM (by psycopg), and then the lease is released.
     """
 
     help = "Updates the database schema as `migrate` does, in one process at a time: the others wait until it is done."
@@ -41,8 +41,7 @@ class Command(Migrate):
         lease.add_argument(
             "--ttl",
             type=_duration(),
-            default=60.0,
-            help="How long others wait after a crash: it is renewed while migrations run. Default: 60s.",
+            help="How long others wait after a crash; renewed while migrations run. Default: PGLEASE['TTL'], 60s.",
         )
         lease.add_argument(
             "--wait",
@@ -59,7 +58,7 @@ class Command(Migrate):
         finally:
             put_back()
 
-    def handle(self, *args: Any, lease: str, ttl: float, wait: float, **migrate: Any) -> None:
+    def handle(self, *args: Any, lease: str, ttl: float | None, wait: float, **migrate: Any) -> None:
         """Wait, then migrate.
 
         Raises:
@@ -69,7 +68,8 @@ class Command(Migrate):
         mine = connections[migrate["database"]]
         with _client(lambda _: _cancel(mine)) as leases, _exit_codes():
             self._say_who_is_at_it(leases, lease, wait)
-            with leases.acquire(lease, ttl, True, wait=wait) as held, _nothing_goes_on_without(held, mine):
+            held_for = conf().ttl if ttl is None else ttl
+            with leases.acquire(lease, held_for, True, wait=wait) as held, _no_statement_after_a_loss_of(held):
                 super().handle(*args, **migrate)
 
     def _say_who_is_at_it(self, leases: PGLease, name: str, wait: float) -> None:
@@ -105,8 +105,8 @@ def _exit_codes() -> Iterator[None]:
 
 
 @contextmanager
-def _nothing_goes_on_without(lease: HeldLease, connection: Any) -> Iterator[None]:
-    """Let no statement out after a loss, on any database; and leave none behind that the server is still busy with."""
+def _no_statement_after_a_loss_of(lease: HeldLease) -> Iterator[None]:
+    """Let no statement out after a loss, on any database."""
 
     def refuse(execute: Callable[..., Any], *statement: Any) -> Any:
         lease.raise_if_lost()
@@ -121,9 +121,6 @@ def _nothing_goes_on_without(lease: HeldLease, connection: Any) -> Iterator[None
             raise
         except Exception:
             lease.raise_if_lost()  # the statement under way was cancelled: that is the consequence, this is why
-            raise
-        except BaseException:  # a signal: the server does not notice by itself that nobody waits any more
-            _cancel(connection)
             raise
 
 
