@@ -78,14 +78,16 @@ def show(ctx: click.Context, /, *, name: str, as_json: bool, quiet: bool, **_: A
 @click.command(
     epilog=examples(
         'pglease check -q backup && echo "a backup is running"',
+        'pglease check -q api --owner "$POD_NAME"       is this pod the leader: a readiness probe',
     )
 )
 @click.argument("name", type=NAME)
+@click.option("--owner", metavar="LABEL", help="Ask whether this owner has it; somebody else's hold counts as free.")
 @store_options
 @json_option
 @quiet_option
 @click.pass_context
-def check(ctx: click.Context, /, *, name: str, as_json: bool, quiet: bool, **_: Any) -> int:
+def check(ctx: click.Context, /, *, name: str, owner: str | None, as_json: bool, quiet: bool, **_: Any) -> int:
     """Tell whether NAME is held: exit code 0 if it is, 1 if it is free.
 
     The answer may be old by the time it is read: to act on a free name, use `run`.
@@ -95,6 +97,8 @@ def check(ctx: click.Context, /, *, name: str, as_json: bool, quiet: bool, **_: 
         printing.say_json(printing.facts_of(lease) if lease else {"name": name, "held": False})
     elif not quiet:
         printing.say(_sentence(name, lease))
+    if lease is not None and owner not in {None, lease.owner_id}:
+        return FREE
     return HELD if lease else FREE
 
 

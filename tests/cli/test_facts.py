@@ -88,6 +88,12 @@ def test_check_is_0_for_held_and_1_for_free(call, held, given_back):
     assert objects(call("check", "old", "--json")[1]) == [{"name": "old", "held": False}]
 
 
+def test_check_by_owner_is_0_for_that_owner_alone(call, held, given_back):
+    assert call("check", "job", "-q", "--owner", "somebody-else")[0] == 0
+    assert call("check", "job", "-q", "--owner", "pod-a")[0] == 1
+    assert call("check", "old", "-q", "--owner", "somebody-else")[0] == 1
+
+
 def test_looking_on_a_store_that_was_never_used(call):
     assert call("check", "job", "-q")[0] == 1
     assert call("show", "job", "-q")[0] == 1

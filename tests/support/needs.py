@@ -99,6 +99,7 @@ NEEDS = {
     "root": Need(lambda: os.geteuid() == 0, "run as root"),
     "shells": Need(_program("bash", "zsh", "fish"), "apt-get install bash zsh fish"),
     "spin": Need(_program("spin", "gcc"), "apt-get install spin gcc"),
+    "systemd": Need(_program("systemd-analyze"), "apt-get install systemd"),
     "tmux": Need(_program("tmux"), "apt-get install tmux"),
     "uvloop": Need(_module("uvloop"), "pip install uvloop, where there is a wheel"),
 }
