@@ -82,7 +82,19 @@ def command_lines() -> dict[str, list[str]]:
 COMMAND_LINES = command_lines()
 
 
-@pytest.mark.parametrize("line", COMMAND_LINES.values(), ids=COMMAND_LINES)
+def lines_in_pages() -> dict[str, list[str]]:
+    """Every `pglease run … -- …` that a page shows."""
+    found = {}
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for number, line in enumerate(re.findall(r"pglease (run [^`|\n]* -- [^`|\n]+)", page.read_text())):
+            found[f"{page.name} {number}"] = shlex.split(line)
+    return found
+
+
+IN_PAGES = lines_in_pages()
+
+
+@pytest.mark.parametrize("line", [*COMMAND_LINES.values(), *IN_PAGES.values()], ids=[*COMMAND_LINES, *IN_PAGES])
 def test_every_command_line_of_ours_is_one_that_pglease_takes(line: list[str]) -> None:
     command = app.get_command(None, line[0])  # type: ignore[arg-type]
 
@@ -96,6 +108,7 @@ def test_every_command_line_of_ours_is_one_that_pglease_takes(line: list[str]) -
 
 
 def test_every_place_has_its_command_lines() -> None:
+    assert {name.split()[0] for name in IN_PAGES} >= {"celery.md", "operations.md", "coming-from-single-beat.md"}
     assert len(COMMAND_LINES) == 3 + 4 + 4 + 1
 
 

