@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install fmt lint types test stress matrix contract bench check clean
+.PHONY: help demo install fmt lint types test stress soak mutants coverage matrix contract bench check clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  %-10s %s\n", $$1, $$2 }'
@@ -53,6 +53,9 @@ test: $(DONE) ## Run all tests but the long ones; ARGS="-k word" to choose
 
 stress: $(DONE) ## Simulate 20,000 seeds, hunt known mistakes, explore the models, break servers; ARGS=--whole for all of it
 	$(PY) -m tests.stress $(ARGS)
+
+soak: $(DONE) ## Load, leaks, and runs under faults for hours; ARGS="--hours 8"
+	$(PY) -m tests.soak $(ARGS)
 
 matrix: $(DONE) ## Run the marked tests on PostgreSQL 14 to 18, PgBouncer, Python 3.12 and 3.13, without psycopg2, SQLAlchemy 1.4
 	@PY=$(PY) WORKERS=$(WORKERS) tests/support/matrix.sh $(ARGS)

@@ -21,7 +21,7 @@ from pglease.testing.local_postgres import LocalPostgres
 from pglease.testing.proxy import Proxy
 from tests.support.server import RunServer, libpq_environment, run_server
 
-pytest_plugins = ["tests.support.needs", "tests.support.canary"]
+pytest_plugins = ["tests.support.needs", "tests.support.canary", "tests.support.measured"]
 
 SERVER = pytest.StashKey[RunServer]()
 ROOT = Path(__file__).parent.parent

@@ -33,6 +33,7 @@ LONG_WITHIN_BOUNDS = (
     "tests/redis/test_replicas.py",
     "tests/fencing/test_interleavings.py",
     "tests/postgres/test_schema.py",
+    "tests/faults",
 )
 """Whose long tests the bounded form runs; the models are checked apart."""
 BEGIN, END = "<!-- figures of {}: begin -->", "<!-- figures of {}: end -->"

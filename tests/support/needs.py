@@ -25,6 +25,7 @@ from pglease.testing.local_pgbouncer import find_pgbouncer
 from pglease.testing.local_postgres import find_bindir
 from tests.support.faketime import find_libfaketime
 
+FREEZER = Path("/sys/fs/cgroup/freezer")
 NOT_RUN = "not run for want of"
 """The key of the report property that names the thing."""
 
@@ -84,6 +85,7 @@ def _can_make_network_namespaces() -> bool:
 
 NEEDS = {
     "faketime": Need(lambda: find_libfaketime() is not None, "apt-get install faketime"),
+    "freezer": Need(lambda: os.access(FREEZER, os.W_OK), "run as root where /sys/fs/cgroup/freezer may be written"),
     "kubectl": Need(_program("kubectl"), "apt-get install kubernetes-client"),
     "linux": Need(lambda: sys.platform == "linux", "run on Linux"),
     "netns": Need(_can_make_network_namespaces, "run as root on Linux; apt-get install iproute2 util-linux"),
