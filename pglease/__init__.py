@@ -60,7 +60,7 @@ from pglease.errors import (
 )
 from pglease.events import Event, LeaseChange, Observer, Waiting
 from pglease.handles import HeldLease, NotAcquired
-from pglease.records import Handover, Lease, Loss, LossReason
+from pglease.records import Handover, Lease, Loss, LossReason, Tenure
 from pglease.slots import Cron
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ __all__ = [
     "SemaphoreConfig",
     "TaskLock",
     "TaskLockConfig",
+    "Tenure",
     "Waiting",
     "acquire",
     "acquire_many",

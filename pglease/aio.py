@@ -46,7 +46,7 @@ from pglease.events import Observer, Waiting
 from pglease.handles import HeldLease, Hold, NotAcquired
 from pglease.heartbeat import HeartbeatManager
 from pglease.options import Duration
-from pglease.records import Handover, Lease, Loss
+from pglease.records import Handover, Lease, Loss, Tenure
 from pglease.schema import DEFAULT_TABLE
 from pglease.slots import OncePer
 from pglease.taking import not_acquired
@@ -426,6 +426,10 @@ class AsyncPGLease:
     async def list_leases(self, prefix: str = "", *, ended: bool = False) -> list[Lease]:
         """Return the records of all names that begin with `prefix`. See `PGLease.list_leases`."""
         return await drive.ask(partial(self.client.list_leases, prefix, ended=ended))
+
+    async def history(self, name: str | None = None, *, prefix: str = "", limit: int = 100) -> list[Tenure]:
+        """Return who held a lease, and how each hold ended. See `PGLease.history`."""
+        return await drive.ask(partial(self.client.history, name, prefix=prefix, limit=limit))
 
     async def cleanup_expired(self, older_than: Duration = 0) -> int:
         """Delete the records of holds that ended long ago. See `PGLease.cleanup_expired`."""

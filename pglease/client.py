@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast, overload
 
 from pglease import clock, forks, options
 from pglease.backends import Backend, open_backend
-from pglease.backends.base import Budget
+from pglease.backends.base import Budget, remembering
 from pglease.blocks import LeaseContext
 from pglease.decorator import TaskDecorator, singleton_decorator
 from pglease.errors import BackendError, ConfigurationError, NotOwnedError
@@ -28,7 +28,7 @@ from pglease.events import Observer, Waiting
 from pglease.handles import HeldLease, Hold, NotAcquired
 from pglease.heartbeat import HeartbeatManager
 from pglease.options import Duration, HoldOptions
-from pglease.records import Handover, Lease, Loss
+from pglease.records import Handover, Lease, Loss, Tenure
 from pglease.schema import DEFAULT_TABLE
 from pglease.settings import Settings
 from pglease.slots import OncePer
@@ -611,6 +611,29 @@ class PGLease:
         Holds that were given back are left out unless `ended`; those that lapsed are shown until they are cleaned up.
         """
         return self.backend.list(options.prefix(prefix), self._budget(), ended=ended)
+
+    def history(self, name: str | None = None, *, prefix: str = "", limit: int = 100) -> list[Tenure]:
+        """Return who held `name`, or the names that begin with `prefix`, and how each hold ended; the present one last.
+
+        The store must have been told to keep some: `PostgresBackend(…, history=100)` or `?pglease.history=100` in the
+        address, in the clients that take leases; who only looks need not say it. Else there is only the last hold.
+
+        Args:
+            name: a lease; None for all that begin with `prefix`.
+            prefix: the beginning of names; empty for all. Only without `name`.
+            limit: how many holds at most, counted from the last. Default 100.
+
+        Raises:
+            ConfigurationError: the store cannot remember (trait `history`), or the arguments are wrong.
+        """
+        with options.all_problems() as problems:
+            most = problems.check(options.count, limit, "limit")
+            beginning = problems.check(options.prefix, prefix)
+            asked = beginning if name is None else problems.check(options.text, name, "name")
+            if name is not None and prefix:
+                problems.note("history is asked of a name or of a prefix, not of both")
+        store = remembering(self.backend)
+        return store.history(asked, self._budget(), limit=most, prefix=name is None)
 
     def cleanup_expired(self, older_than: Duration = 0) -> int:
         """Delete the records of holds that ended more than `older_than` seconds ago; return how many.

@@ -184,6 +184,39 @@ class Handover:
 _HANDOVER = "pglease-handover-1:"
 
 
+Ending: TypeAlias = Literal["released", "expired", "died", "forced", "transferred"]
+"""How a hold ended: its holder gave it back, it lapsed, the session that it was bound to died, an operator ended it, or
+its holder handed it over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """One hold of a lease from its beginning to its end, as the store remembers it. Store time only.
+
+    Attributes:
+        name: the lease.
+        owner_id: the holder's label.
+        fencing_token: the hold's.
+        acquired_at: when it began.
+        ended_at: when it ended; None while it runs.
+        ending: how; None while it runs.
+        seen_at: the store's clock when this was read.
+    """
+
+    name: str
+    owner_id: str
+    fencing_token: int
+    acquired_at: datetime
+    ended_at: datetime | None
+    ending: Ending | None
+    seen_at: datetime
+
+    @property
+    def seconds(self) -> float:
+        """How long it was held, or is held so far."""
+        return ((self.ended_at or self.seen_at) - self.acquired_at).total_seconds()
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """One hold, as it is named where somebody else's data is written: current only if all three match."""

@@ -27,7 +27,10 @@ MAX_CHANNEL = 63
 
 @dataclass(frozen=True, slots=True)
 class TableNames:
-    """Where the leases are: a table, `<table>_meta` with mark and token floor, `<table>_tickets` with the queues."""
+    """Where the leases are, and beside them three more tables of ours.
+
+    `<table>_meta` has the mark and the token floor, `<table>_tickets` the queues, `<table>_history` past holds.
+    """
 
     table: str
     schema: str | None = None
@@ -46,6 +49,11 @@ class TableNames:
     def tickets(self) -> str:
         """The quoted name of the table that holds the tickets of those who queue."""
         return self._quoted(f"{self.table}_tickets")
+
+    @property
+    def history(self) -> str:
+        """The quoted name of the table that holds what is remembered of holds that have ended."""
+        return self._quoted(f"{self.table}_history")
 
     @property
     def channel(self) -> str:

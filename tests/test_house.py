@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parent.parent / "pglease"
 SHOP_WINDOW = "pglease"
-GROUND = {"errors", "records", "bonds", "options", "slots", "term", "schedule", "steps", "events", "schema"}
+GROUND = {"errors", "records", "bonds", "options", "slots", "term", "schedule", "steps", "events", "schema", "timeline"}
 ENGINE = {"clock", "watchdog", "forks"}
 STORES = {"backends"}
 """Everything else is above: it may import what is below it, and its own kind."""

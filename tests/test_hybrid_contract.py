@@ -27,7 +27,7 @@ class HybridHarness(PostgresHarness):
     model_runs = 20
 
     def open(self) -> Backend:
-        return HybridPostgresBackend(self._server.dsn)
+        return HybridPostgresBackend(self._server.dsn, history=self.history)
 
     def end_session(self, backend: Backend) -> None:
         assert isinstance(backend, HybridPostgresBackend)

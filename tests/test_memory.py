@@ -25,10 +25,11 @@ class MemoryHarness(Harness):
     tick = 10.0
     slack = 0.001
     model_runs = 50
+    history = 4
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self._store = MemoryBackend(clock=self.clock)
+        self._store = MemoryBackend(clock=self.clock, history=self.history)
 
     def open(self) -> Backend:
         return self._store.another()

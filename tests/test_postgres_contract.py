@@ -19,7 +19,10 @@ from pglease.testing.local_postgres import LocalPostgres
 
 pytestmark = [pytest.mark.matrix, pytest.mark.xdist_group("postgres contract")]
 
-EMPTY = "TRUNCATE pglease_leases, pglease_leases_tickets; UPDATE pglease_leases_meta SET token_floor = 0"
+EMPTY = """
+TRUNCATE pglease_leases, pglease_leases_tickets, pglease_leases_history;
+UPDATE pglease_leases_meta SET token_floor = 0
+"""
 AGE = """
 UPDATE pglease_leases SET acquired_at = acquired_at - %(by)s, heartbeat_at = heartbeat_at - %(by)s,
                           expires_at = expires_at - %(by)s, waited_until = waited_until - %(by)s,
@@ -42,6 +45,7 @@ class PostgresHarness(Harness):
     tick = 30.0  # passes at once: so long that no slow machine spoils a test
     slack = 10.0
     model_runs = 200
+    history = 4
 
     def __init__(self, server: LocalPostgres) -> None:
         self._server = server
@@ -53,7 +57,7 @@ class PostgresHarness(Harness):
         self._link = psycopg.connect(self._server.dsn, autocommit=True)
 
     def open(self) -> Backend:
-        return PostgresBackend(self._server.dsn)
+        return PostgresBackend(self._server.dsn, history=self.history)
 
     def pass_time(self, seconds: float) -> None:
         self._link.execute(AGE.replace("%(by)s", f"make_interval(secs => {seconds!r})"))

@@ -33,7 +33,7 @@ class PooledHarness(PostgresHarness):
         super().__init__(server)
 
     def open(self) -> Backend:
-        return PostgresBackend(self._pooler.dsn)
+        return PostgresBackend(self._pooler.dsn, history=self.history)
 
 
 @pytest.fixture(scope="module")

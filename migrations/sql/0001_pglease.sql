@@ -1,5 +1,5 @@
--- pglease, layout 1: the lease table, and beside it one row with the version mark and the token floor, and the tickets
--- of those who queue.
+-- pglease, layout 1: the lease table, and beside it one row with the version mark and the token floor, the tickets of
+-- those who queue, and what is remembered of holds that have ended.
 --
 -- Safe to run again, and beside any number of others that run it. It makes what is missing, upgrades a table of
 -- pglease 0.0.x in place, and refuses a table that is not ours. It also refuses a 0.0.x table with a lease that still
@@ -108,6 +108,24 @@ BEGIN
              AND a.attname IN ('task_name', 'ticket_id', 'owner_id', 'number', 'expires_at')) <> 5 THEN
         RAISE EXCEPTION USING ERRCODE = '55000',
             MESSAGE = 'the table pglease_leases_tickets is not ours; nothing was changed',
+            HINT = 'choose another table_name or schema';
+    END IF;
+    IF pg_catalog.to_regclass('"pglease_leases_history"') IS NULL THEN
+        CREATE TABLE "pglease_leases_history" (
+            task_name     text COLLATE "C" NOT NULL,
+            fencing_token bigint NOT NULL,
+            owner_id      text NOT NULL,
+            acquired_at   timestamptz NOT NULL,
+            ended_at      timestamptz NOT NULL,
+            ending        text NOT NULL,
+            CONSTRAINT "pglease_leases_past" PRIMARY KEY (task_name, fencing_token)
+        );
+        COMMENT ON TABLE "pglease_leases_history" IS 'pglease: past holds, where any are kept';
+    ELSIF (SELECT count(*) FROM pg_catalog.pg_attribute a
+           WHERE a.attrelid = pg_catalog.to_regclass('"pglease_leases_history"') AND NOT a.attisdropped
+             AND a.attname IN ('task_name', 'fencing_token', 'owner_id', 'acquired_at', 'ended_at', 'ending')) <> 6 THEN
+        RAISE EXCEPTION USING ERRCODE = '55000',
+            MESSAGE = 'the table pglease_leases_history is not ours; nothing was changed',
             HINT = 'choose another table_name or schema';
     END IF;
     SELECT m.token_floor INTO old_floor FROM "pglease_leases_meta" m;

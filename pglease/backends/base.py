@@ -45,14 +45,20 @@ C21  Described. `set_metadata` replaces a running hold's metadata and changes no
 C22  All or none, where the trait `groups` is true. `try_acquire_many` grants each of several names, as `try_acquire`
      would, in one step, or writes nothing and names one that is in the way. Two who ask for the same names, in
      whatever order, never wait for each other. It may decline (None) what it cannot answer in one step just now.
+C23  Remembered, where the trait `history` is true and the backend was told to keep some. The end of a hold is kept in
+     the step that ends it: who held it, under which token, from when to when, and how it ended. A hold that lapsed or
+     died has nobody to write that, so whoever takes over, or gives it back late, does; until then it is read from the
+     record. Each name keeps its last ones, as many as was said, and as long as it has a record: a cleanup takes both.
 
 A backend is synchronous and never hears of asyncio. A verb that a store cannot keep is a trait; asking for it there is
-a `ConfigurationError` that names it (`WakesNobody`, `KeepsNoQueue`, `FencesNothing`, `TakesNoGroups`). Nothing above
+a `ConfigurationError` that names it (`WakesNobody`, `KeepsNoQueue`, `FencesNothing`, `TakesNoGroups`,
+`RemembersNothing`). Nothing above
 this floor branches on the kind of store.
 """
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -74,6 +80,7 @@ from pglease.records import (
     Renewal,
     RenewalOutcome,
     Request,
+    Tenure,
     Ticket,
 )
 
@@ -129,6 +136,7 @@ class Traits:
         transactional_fencing: whether the store itself can refuse a stale holder's write.
         token_survives_loss: whether tokens go on rising after the store lost acknowledged writes.
         groups: whether several names can be taken in one step, all or none.
+        history: whether the store can remember holds that have ended.
         slots: whether the store's own clock writes the times of a record, so that `once_per` slots can be judged.
         caveat: what is to be known before this store is chosen, in a few words; empty when the rest says it all.
     """
@@ -143,6 +151,7 @@ class Traits:
     transactional_fencing: bool = False
     token_survives_loss: bool = False
     groups: bool = False
+    history: bool = False
     slots: bool = False
     caveat: str = ""
 
@@ -291,6 +300,20 @@ class GroupBackend(Backend, Protocol):
         """
 
 
+class RememberingBackend(Backend, Protocol):
+    """What a store with the trait `history` adds."""
+
+    def history(self, name: str, budget: Budget, *, limit: int, prefix: bool = False) -> builtins.list[Tenure]:
+        """Read the last `limit` holds of a name, the present one among them, in the order in which they began. C23 C10.
+
+        Args:
+            name: whose; all names that begin with it if `prefix`.
+            budget: how long it may take.
+            limit: how many at most, counted from the last.
+            prefix: see `name`.
+        """
+
+
 ParamStyle: TypeAlias = Literal["format", "pyformat", "named", "qmark", "numeric", "numeric_dollar"]
 """How a driver writes parameters: `%s`, `%(name)s`, `:name`, `?`, `:1`, `$1`."""
 
@@ -395,6 +418,16 @@ class TakesNoGroups:
         raise lacks(self.traits, "groups", "try_acquire_many")
 
 
+class RemembersNothing:
+    """For a store without the trait `history`."""
+
+    traits: Traits
+
+    def history(self, name: str, budget: Budget, *, limit: int, prefix: bool = False) -> NoReturn:  # noqa: ARG002
+        """Say that this store cannot."""
+        raise lacks(self.traits, "history", "history")
+
+
 class FencesNothing:
     """For a store without the trait `transactional_fencing`."""
 
@@ -418,6 +451,17 @@ def fencing(backend: Backend, asked: str) -> FencingBackend:
     if not backend.traits.transactional_fencing:
         raise lacks(backend.traits, "transactional_fencing", asked)
     return cast("FencingBackend", backend)
+
+
+def remembering(backend: Backend) -> RememberingBackend:
+    """Return a store that can remember; one that cannot, or never heard of it, is refused.
+
+    Raises:
+        ConfigurationError: it has not got the trait.
+    """
+    if not backend.traits.history:
+        raise lacks(backend.traits, "history", "history")
+    return cast("RememberingBackend", backend)
 
 
 def lacks(traits: Traits, trait: str, asked: str) -> ConfigurationError:

@@ -314,9 +314,10 @@ class HybridPostgresBackend(PostgresBackend):
 
     def _rendered(self, *, lineage: bool) -> Statements:
         notify = self._listening.wanted
-        self._hybrid = HybridStatements.of(self._names, PROTOCOL, lineage=lineage, notify=notify)
+        keep = self._history
+        self._hybrid = HybridStatements.of(self._names, PROTOCOL, lineage=lineage, notify=notify, history=keep)
         self._keeper.errands = self._hybrid.errands
-        return Statements.of(self._names, PROTOCOL, lineage=lineage, marking=MARKING, notify=notify)
+        return Statements.of(self._names, PROTOCOL, lineage=lineage, marking=MARKING, notify=notify, history=keep)
 
     def close(self) -> None:
         """See `Backend.close`. Holds that are left become plain ones."""

@@ -87,7 +87,9 @@ class HybridStatements:
     errands: Errands
 
     @classmethod
-    def of(cls, names: TableNames, protocol: int, *, lineage: bool = True, notify: bool = True) -> HybridStatements:
+    def of(
+        cls, names: TableNames, protocol: int, *, lineage: bool = True, notify: bool = True, history: int = 0
+    ) -> HybridStatements:
         """Render for the tables in `names`; see `Statements.of`."""
         glance = _GLANCE.format(leases=names.leases, record=RECORD.format(verdict="verdict"), judged=VERDICT)
         errands = Errands(
@@ -96,7 +98,7 @@ class HybridStatements:
             end=_END.format(leases=names.leases),
         )
         forfeiting = replace(MARKING, forfeit=FORFEIT)
-        take_over = Statements.of(names, protocol, lineage=lineage, marking=forfeiting, notify=notify)
+        take_over = Statements.of(names, protocol, lineage=lineage, marking=forfeiting, notify=notify, history=history)
         return cls(take_over, glance, errands)
 
 

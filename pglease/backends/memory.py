@@ -11,18 +11,20 @@ import builtins
 import json
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from pglease import clock as boot_clock
-from pglease import forks
+from pglease import forks, options
 from pglease.backends.base import Budget, FencesNothing, Traits
 from pglease.errors import BackendClosed
 from pglease.records import (
     Adoption,
     Change,
+    Ending,
     Gone,
     Granted,
     Held,
@@ -36,6 +38,7 @@ from pglease.records import (
     Renewal,
     RenewalOutcome,
     Request,
+    Tenure,
     Ticket,
 )
 
@@ -48,6 +51,7 @@ _TRAITS = Traits(
     wakes_waiters=True,
     fair=True,
     groups=True,
+    history=True,
     slots=True,
 )
 
@@ -99,6 +103,11 @@ class _Row:
     def over(self, now: datetime) -> bool:
         return self.expires_at <= now
 
+    def tenure(self, name: str, now: datetime, ending: Ending | None) -> Tenure:
+        """Return its hold as it is remembered; one that lapsed ended when it did, whoever says so."""
+        ended_at = min(self.expires_at, now) if ending else None
+        return Tenure(name, self.owner_id, self.fencing_token, self.acquired_at, ended_at, ending, now)
+
     def held_by(self, lease_id: str, now: datetime) -> bool:
         return self.lease_id == lease_id and not self.over(now)
 
@@ -122,8 +131,10 @@ class _Store:
     """What all clients of one store share."""
 
     clock: Callable[[], float]
+    keep: int = 0
     lock: threading.RLock = field(default_factory=threading.RLock)  # a signal handler may call in while a verb runs
     rows: dict[str, _Row] = field(default_factory=dict)
+    past: dict[str, deque[Tenure]] = field(default_factory=dict)
     token_floor: int = 0
     listeners: builtins.list[_Subscription] = field(default_factory=builtins.list)
 
@@ -135,7 +146,14 @@ class _Store:
 
     def forget(self) -> None:
         # The old lock may be held by a thread that does not exist in the child.
-        self.lock, self.rows, self.token_floor, self.listeners = threading.RLock(), {}, 0, []
+        self.lock, self.rows, self.past, self.token_floor, self.listeners = threading.RLock(), {}, {}, 0, []
+
+    def remember(self, name: str, row: _Row, now: datetime, ending: Ending) -> None:
+        """Keep how the hold of a row ends, unless that was kept before."""
+        if self.keep and row.lease_id is not None:
+            lapsed: Ending = "expired"
+            past = self.past.setdefault(name, deque(maxlen=self.keep))
+            past.append(row.tenure(name, now, lapsed if row.over(now) else ending))
 
     def announce(self, name: str, row: _Row, what: Literal["released", "granted"], now: datetime) -> None:
         """Tell whoever listens, if somebody waits for the name or watches it."""
@@ -183,13 +201,16 @@ class MemoryBackend(FencesNothing):
 
     Args:
         clock: reads the store's time, in seconds; default: the boot clock. Tests pass a clock that stands still.
+        history: how many holds that have ended are remembered for each name. Default 0: none.
         store: what `another` hands on; everybody else leaves it out and gets a new store.
     """
 
     traits = _TRAITS
 
-    def __init__(self, clock: Callable[[], float] = boot_clock.now, *, store: _Store | None = None) -> None:
-        self._store = store or _Store(clock)
+    def __init__(
+        self, clock: Callable[[], float] = boot_clock.now, *, history: int = 0, store: _Store | None = None
+    ) -> None:
+        self._store = store or _Store(clock, options.count(history, "history", least=0))
         self._subscriptions: builtins.list[_Subscription] = []
         self._closed = False
 
@@ -210,6 +231,8 @@ class MemoryBackend(FencesNothing):
                 return Granted(lease) if row.held_by(request.lease_id, now) else Refused(lease, lease.time_remaining())
             if row is not None and (reserved := _reserved(row, request.ticket_id, now)):
                 return reserved
+            if row is not None:
+                self._store.remember(request.name, row, now, "expired")
             row = self._store.rows[request.name] = self._next_hold(row, request, now)
             if request.ticket_id is not None:
                 row.line.drop(request.ticket_id)
@@ -264,7 +287,9 @@ class MemoryBackend(FencesNothing):
             outcome: ReleaseOutcome = Released()
             if row is None or not row.held_by(lease_id, now):
                 outcome = _gone(name, lease_id, row, now)
-            else:
+            if row is not None and row.lease_id == lease_id:
+                self._store.remember(name, row, now, "released")
+            if row is not None and isinstance(outcome, Released):
                 row.expires_at = max(now, row.acquired_at + timedelta(seconds=min_hold))
                 self._store.announce(name, row, "released", now)
             if row is not None and row.lease_id == lease_id:
@@ -278,6 +303,7 @@ class MemoryBackend(FencesNothing):
             row = self._store.rows.get(name)
             if row is None or row.over(now) or row.fencing_token != fencing_token:
                 return False
+            self._store.remember(name, row, now, "forced")
             row.lease_id, row.expires_at = None, now
             self._store.announce(name, row, "released", now)
             return True
@@ -294,6 +320,7 @@ class MemoryBackend(FencesNothing):
             request = Request(adoption.name, adoption.owner_id, adoption.next_id, adoption.ttl)
             following = self._next_hold(row, request, now)
             following.metadata = row.metadata
+            self._store.remember(adoption.name, row, now, "transferred")
             self._store.rows[adoption.name] = following
             self._store.announce(adoption.name, following, "granted", now)
             return Granted(following.record(adoption.name, now))
@@ -333,6 +360,7 @@ class MemoryBackend(FencesNothing):
             doomed = [name for name, row in rows.items() if row.over(before) and not row.line.live(now)]
             for name in doomed:
                 self._store.token_floor = max(self._store.token_floor, rows.pop(name).fencing_token)
+                self._store.past.pop(name, None)
             return len(doomed)
 
     def listen(self, budget: Budget) -> _Subscription:
@@ -378,6 +406,18 @@ class MemoryBackend(FencesNothing):
                 return False
             self._store.announce(name, row, "released", now)
             return True
+
+    def history(self, name: str, budget: Budget, *, limit: int, prefix: bool = False) -> builtins.list[Tenure]:
+        """Read the last holds of a name, the present one among them."""
+        with self._store.lock:
+            now = self._now(budget)
+            found: builtins.list[Tenure] = []
+            for each, row in self._store.rows.items():
+                if each == name or (prefix and each.startswith(name)):
+                    found += [replace(tenure, seen_at=now) for tenure in self._store.past.get(each, ())]
+                    if row.lease_id is not None:
+                        found.append(row.tenure(each, now, "expired" if row.over(now) else None))
+            return sorted(found, key=lambda tenure: (tenure.acquired_at, tenure.fencing_token))[-limit:]
 
     def forget(self) -> None:
         """Empty the store, in a forked child: its holds are the parent's."""

@@ -29,7 +29,7 @@ from pglease.backends.postgres_dsn import Address, Dsn
 from pglease.backends.postgres_epochs import Lineage, Quarantine, ask_lineage, raise_epoch
 from pglease.backends.postgres_errors import INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
 from pglease.backends.postgres_link import Link, Row
-from pglease.backends.postgres_rows import answer_in, lease_in, written
+from pglease.backends.postgres_rows import answer_in, lease_in, tenure_in, written
 from pglease.backends.postgres_sql import LONGEST_LOCK_WAIT, Statements
 from pglease.backends.postgres_waiting import Listening
 from pglease.backends.settling import Settling
@@ -49,6 +49,7 @@ from pglease.records import (
     Renewal,
     RenewalOutcome,
     Request,
+    Tenure,
     Ticket,
     Unknown,
 )
@@ -75,6 +76,7 @@ TRAITS = Traits(
     fair=True,
     transactional_fencing=True,
     groups=True,
+    history=True,
     token_survives_loss=True,
     slots=True,
 )
@@ -100,6 +102,9 @@ class PostgresBackend:
             holders of leases that the new server has never heard of may still act on them. At least the longest ttl in
             use; True takes the longest one in the table, at least 60. Default False. Say the same in every client: the
             first that asks for a lease decides, and all keep to it.
+        history: how many holds that have ended are remembered for each name, in the table `<table_name>_history`: one
+            row more in the statement that ends a hold, or takes over one that lapsed. Default 0: none. Say the same in
+            every client: what others end is remembered by them, or not at all.
 
     Building it connects to nothing.
 
@@ -121,6 +126,7 @@ class PostgresBackend:
         pool_size: int = 4,
         notify: bool = True,
         failover_quarantine: bool | options.Duration = False,
+        history: int = 0,
     ) -> None:
         with options.all_problems() as problems:
             dsn = problems.check(Dsn, url)
@@ -130,8 +136,9 @@ class PostgresBackend:
             create = problems.check(options.flag, auto_initialize, "auto_initialize")
             wakes = problems.check(options.flag, notify, "notify")
             quarantine = problems.check(Quarantine.of, failover_quarantine)
+            keep = problems.check(options.count, history, "history", least=0)
         own = OwnConnections(dsn, pool_size=size, connect_timeout=timeout)
-        self._begin(own, names, auto_initialize=create, notify=wakes, quarantine=quarantine)
+        self._begin(own, names, auto_initialize=create, notify=wakes, quarantine=quarantine, history=keep)
 
     def _begin(
         self,
@@ -141,12 +148,14 @@ class PostgresBackend:
         auto_initialize: bool,
         notify: bool,
         quarantine: Quarantine,
+        history: int,
     ) -> None:
         self.connections = connections
         self._listening = Listening(connections, self._no_longer_known, wanted=notify)
         self._names = names
         self._auto_initialize = auto_initialize
         self._quarantine = quarantine
+        self._history = history
         self._statements: Statements | None = None
         self._known_held: dict[str, float] = {}
         self._whereabouts = postgres_fencing.Whereabouts(self._look_around)
@@ -167,6 +176,7 @@ class PostgresBackend:
         auto_initialize: bool = True,
         notify: bool = True,
         failover_quarantine: bool | options.Duration = False,
+        history: int = 0,
     ) -> PostgresBackend:
         """Use connections that the application lends.
 
@@ -177,6 +187,7 @@ class PostgresBackend:
             table_name, schema, auto_initialize: as for the class.
             notify: whether others are woken by what is released here. Nobody listens on a lent connection, so this
                 client's own waiters look for themselves.
+            failover_quarantine, history: as for the class.
 
         A lent connection that is inside a transaction is refused (`ConfigurationError`) before any SQL. Otherwise the
         conversation is a READ COMMITTED transaction of its own, committed here. `close` leaves the connections alone.
@@ -189,11 +200,17 @@ class PostgresBackend:
         backend = cls.__new__(cls)
         names = table_names(table_name, schema)
         quarantine = Quarantine.of(failover_quarantine)
+        keep = options.count(history, "history", least=0)
         log.warning(
             "pglease renews its leases on the application's own connections: when all are in use, leases are lost"
         )
         backend._begin(
-            BorrowedConnections(factory), names, auto_initialize=auto_initialize, notify=notify, quarantine=quarantine
+            BorrowedConnections(factory),
+            names,
+            auto_initialize=auto_initialize,
+            notify=notify,
+            quarantine=quarantine,
+            history=keep,
         )
         return backend
 
@@ -365,6 +382,12 @@ class PostgresBackend:
         params = {"prefix": prefix, "ended": ended}
         return [lease_in(row) for row in self._converse(lambda link, sql: link.rows(sql.list, params), budget)]
 
+    def history(self, name: str, budget: Budget, *, limit: int, prefix: bool = False) -> builtins.list[Tenure]:
+        """See `RememberingBackend.history`. Reads what any client has kept, whatever this one keeps."""
+        params = {"name": name, "prefix": prefix, "limit": limit}
+        rows = self._converse(lambda link, sql: link.rows(sql.history, params), budget)
+        return [tenure_in(row) for row in reversed(rows)]
+
     def cleanup(self, older_than: float, budget: Budget) -> int:
         """See `Backend.cleanup`. Needs DELETE; each batch of 1000 holds the table for a few milliseconds."""
         total = 0
@@ -382,8 +405,9 @@ class PostgresBackend:
         if error.sqlstate != INSUFFICIENT_PRIVILEGE:
             return error
         return BackendMisconfigured(
-            f"cleanup may not delete here: GRANT DELETE ON {self._names.leases} and {self._names.tickets}, and UPDATE "
-            f"ON {self._names.meta} to this role, or let another role do it (`pglease schema grants`)"
+            f"cleanup may not delete here: GRANT DELETE ON {self._names.leases}, {self._names.tickets}, "
+            f"{self._names.history}, and UPDATE ON {self._names.meta} to this role, or let another role do it "
+            "(`pglease schema grants`)"
         )
 
     # -- fencing -------------------------------------------------------------------------------------------------------
@@ -480,7 +504,8 @@ class PostgresBackend:
             return self._statements
 
     def _rendered(self, *, lineage: bool) -> Statements:
-        return Statements.of(self._names, PROTOCOL, lineage=lineage, notify=self._listening.wanted)
+        notify = self._listening.wanted
+        return Statements.of(self._names, PROTOCOL, lineage=lineage, notify=notify, history=self._history)
 
     def _note(self, lineage: Lineage) -> None:
         self.traits = replace(type(self).traits, token_survives_loss=not lineage.untold)

@@ -75,6 +75,10 @@ FROM pg_catalog.pg_stat_all_tables s WHERE s.schemaname = %(schema)s::text AND s
 """
 
 
+CLOCKS_APART = 2.0
+"""Seconds from which two clocks that differ are worth a word."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Server:
     """The server's answers. `first` are the settings as the session began, before anybody's SET."""
@@ -117,7 +121,9 @@ def diagnose(
                 healthy = healthy and check.status != "fail"
                 yield check
     except Exception as error:  # noqa: BLE001  # whatever it is, a doctor reports it
-        yield _failed("reachable", error, "check the address, the credentials and that the server runs")
+        yield _failed(
+            "reachable", error, "check that the server runs, that the address is the primary's, and the credentials"
+        )
         return
     if probe is not None:
         yield (
@@ -222,7 +228,11 @@ def _search_path(server: _Server) -> Check:
 def _about_time(server: _Server, ttl: float) -> Iterator[Check]:
     direction = "ahead of" if server.ahead >= 0 else "behind"
     text = f"the server is {_short(abs(server.ahead))} {direction} this host (± {_short(server.round_trip / 2)})"
-    yield Check("clock", "ok", f"{text}; leases do not care")
+    if abs(server.ahead) > CLOCKS_APART + server.round_trip:
+        remedy = "let both hosts follow NTP: logs and histories of the two do not fit together"
+        yield Check("clock", "warn", f"{text}; leases do not care", remedy)
+    else:
+        yield Check("clock", "ok", f"{text}; leases do not care")
     yield from _timeouts(server, ttl)
     yield _keepalives(server, ttl)
 
@@ -297,7 +307,7 @@ def _epochs(seen: Look, mark: Mark, lineage: Lineage) -> Check:
         text = f"the server cannot tell its timeline ({lineage.untold}): no failover and no restore is noticed"
         remedy = "GRANT EXECUTE on these functions, or run `pglease bump-epoch` after each failover and restore"
         return Check("tokens", "warn", text, remedy)
-    if not seen.may("LOCK", meta=True):
+    if not seen.may("LOCK", of=seen.meta):
         text = "another server granted last: a new epoch must begin" if moved else "after a failover a new epoch begins"
         remedy = f"pglease bump-epoch by another role, or {grant(RAISING, seen.names.meta, seen.role)}"
         return Check("tokens", "fail" if moved else "warn", f"{text}, which {seen.role} may not do", remedy)
@@ -322,15 +332,22 @@ def _rights(seen: Look) -> Iterator[Check]:
     yield _right(seen, "acquire, renew, release", ["SELECT", "INSERT", "UPDATE"], ["SELECT"])
     yield _right(seen, "cleanup", ["SELECT", "DELETE", "LOCK"], ["SELECT", "LOCK"], needed=False)
 
+    lacking = ", ".join(each for each in ("SELECT", "INSERT", "DELETE") if not seen.may(each, of=seen.history))
+    if lacking:
+        text = f"{seen.role} may not keep a history; only clients with history=… need it, and those that clean up"
+        yield Check("rights", "ok", text, grant(lacking, seen.names.history, seen.role))
+    else:
+        yield Check("rights", "ok", f"{seen.role} may keep a history")
+
 
 def _right(seen: Look, verbs: str, on_table: list[str], on_meta: list[str], *, needed: bool = True) -> Check:
     lacking = [
         grant(", ".join(missing).replace("LOCK", f"UPDATE ({column})"), table, seen.role)
-        for table, rights, column in (
-            (seen.names.leases, on_table, "heartbeat_at"),
-            (seen.names.meta, on_meta, "token_floor"),
+        for table, about, rights, column in (
+            (seen.names.leases, seen.table, on_table, "heartbeat_at"),
+            (seen.names.meta, seen.meta, on_meta, "token_floor"),
         )
-        if (missing := [right for right in rights if not seen.may(right, meta=table == seen.names.meta)])
+        if (missing := [right for right in rights if not seen.may(right, of=about)])
     ]
     if lacking:
         said = "" if needed else "; leases do not need that of this role"

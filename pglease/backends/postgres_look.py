@@ -40,6 +40,7 @@ _META = frozenset({"one", "version", "protocol", "token_floor", "lineage", "quar
 _NULLABLE = ADDED.keys() - {"fencing_token", "transitions"}
 
 _TICKET = {"task_name", "ticket_id", "owner_id", "number", "expires_at"}
+_TENURE = {"task_name", "fencing_token", "owner_id", "acquired_at", "ended_at", "ending"}
 
 STORAGE = {
     "fillfactor": "50",
@@ -94,7 +95,7 @@ WITH path AS MATERIALIZED (
           WHERE a.attrelid = c.oid AND (a.attnum = ANY (i.indkey) OR d.objid IS NOT NULL))))
       FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid WHERE i.indrelid = c.oid)) AS look
   FROM pg_catalog.pg_class c JOIN space ON space.oid = c.relnamespace
-  WHERE c.relname IN (%(table)s::text, %(meta)s::text, %(tickets)s::text)
+  WHERE c.relname IN (%(table)s::text, %(meta)s::text, %(tickets)s::text, %(history)s::text)
 )
 SELECT pg_catalog.jsonb_build_object(
   'schema', (SELECT place.name FROM place),
@@ -107,7 +108,8 @@ SELECT pg_catalog.jsonb_build_object(
   'read_only', pg_catalog.current_setting('transaction_read_only')::boolean,
   'table', (SELECT found.look FROM found WHERE found.relname = %(table)s::text),
   'meta', (SELECT found.look FROM found WHERE found.relname = %(meta)s::text),
-  'tickets', (SELECT found.look FROM found WHERE found.relname = %(tickets)s::text)
+  'tickets', (SELECT found.look FROM found WHERE found.relname = %(tickets)s::text),
+  'history', (SELECT found.look FROM found WHERE found.relname = %(history)s::text)
 )::text AS look
 """
 
@@ -164,7 +166,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What there is. `table`, `meta` and `tickets` are the catalogs' facts about each, or None."""
+    """What there is. `table`, `meta`, `tickets` and `history` are the catalogs' facts about each, or None."""
 
     names: TableNames
     schema_exists: bool
@@ -175,6 +177,7 @@ class Look:
     table: Mapping[str, Any] | None
     meta: Mapping[str, Any] | None
     tickets: Mapping[str, Any] | None
+    history: Mapping[str, Any] | None
     mark: Mark | None
 
     @property
@@ -208,20 +211,19 @@ class Look:
         assert self.table is not None
         return any(index["key"] and set(index["columns"]) == set(columns) for index in self.table["indexes"] or ())
 
-    def may(self, right: str, *, meta: bool = False) -> bool:
-        """Tell whether this role has a right on the lease table, or on the meta table; LOCK is UPDATE of any column."""
-        about = self.meta if meta else self.table
-        return self.may_use and about is not None and bool(about["rights"][right])
+    def may(self, right: str, *, of: Mapping[str, Any] | None) -> bool:
+        """Tell whether this role has a right on one of the tables; LOCK is UPDATE of any column."""
+        return self.may_use and of is not None and bool(of["rights"][right])
 
 
 def look(link: Link, names: TableNames) -> Look:
     """Look, in one read-only statement, and in a second one at the mark if it is there to be read."""
-    beside = {kind: f"{names.table}_{kind}" for kind in ("meta", "tickets")}
+    beside = {kind: f"{names.table}_{kind}" for kind in ("meta", "tickets", "history")}
     params = {"schema": names.schema, "table": names.table, **beside}
     seen = json.loads(link.rows(_LOOK, params)[0][0])
     found = TableNames(names.table, seen.pop("schema"))
     about = Look(names=found, mark=None, **seen)
-    if not about.may("SELECT", meta=True) or not _is_meta(about.meta):
+    if not about.may("SELECT", of=about.meta) or not _is_meta(about.meta):
         return about
     rows = link.rows(_MARK.format(meta=found.meta))
     return Look(names=found, mark=Mark(*rows[0]) if rows else None, **seen)
@@ -255,6 +257,7 @@ def findings(seen: Look) -> Iterator[Finding]:
         yield from _odd_storage(seen)
     yield from _odd_mark(seen)
     yield from _odd_tickets(seen)
+    yield from _odd_history(seen)
     yield from _odd_indexes(seen)
 
 
@@ -321,7 +324,7 @@ def _odd_mark(seen: Look) -> Iterator[Finding]:
         yield Finding(f"{seen.shown}_meta is not ours", "choose another table_name or schema", blocks=True)
         return
     if seen.mark is None:
-        if seen.may("SELECT", meta=True):
+        if seen.may("SELECT", of=seen.meta):
             yield Finding(f"{seen.shown}_meta has no version mark", "pglease schema apply", blocks=True)
         return
     if seen.mark.protocol != PROTOCOL:
@@ -341,6 +344,14 @@ def _odd_tickets(seen: Look) -> Iterator[Finding]:
             yield Finding(f"the table {seen.shown}_tickets is missing: nobody can queue", "pglease schema apply")
     elif not set(seen.tickets["columns"] or ()) >= _TICKET:
         yield Finding(f"{seen.shown}_tickets is not ours: nobody can queue", "choose another table_name or schema")
+
+
+def _odd_history(seen: Look) -> Iterator[Finding]:
+    if seen.history is None:
+        if not seen.is_published:
+            yield Finding(f"the table {seen.shown}_history is missing", "pglease schema apply", blocks=True)
+    elif not set(seen.history["columns"] or ()) >= _TENURE:
+        yield Finding(f"{seen.shown}_history is not ours", "choose another table_name or schema", blocks=True)
 
 
 def _odd_indexes(seen: Look) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pglease.backends.postgres_link import Row
-from pglease.records import Granted, Lease, Refused
+from pglease.records import Granted, Lease, Refused, Tenure
 
 
 def answer_in(rows: Sequence[Row]) -> Granted | Refused | None:
@@ -32,6 +32,13 @@ def lease_in(row: Row) -> Lease:
     except (OverflowError, ValueError):  # a row written by hand may say 'infinity'; reading it must not fail
         times = _moment(acquired), _moment(heartbeat), _moment(expires), _moment(seen)
     return Lease(name, owner, token, *times[:3], transitions, times[3], attached, given_back)
+
+
+def tenure_in(row: Row) -> Tenure:
+    """Read what `history` of `postgres_sql` returns."""
+    name, owner, token, acquired, ended, ending, seen = row
+    ended_at = None if ended is None else _moment(ended)
+    return Tenure(name, owner, token, _moment(acquired), ended_at, ending, _moment(seen))
 
 
 def written(metadata: Mapping[str, Any]) -> str | None:

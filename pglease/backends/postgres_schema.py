@@ -129,13 +129,13 @@ def grants(
         cleanup: `cleanup_expired`.
         read_only: `list`, `show`, `watch`, exporters.
     """
-    leases, meta, tickets = names.leases, names.meta, names.tickets
+    leases, meta, tickets, history = names.leases, names.meta, names.tickets, names.history
     all_rows = "SELECT, INSERT, UPDATE, DELETE"
     needs = [
         (
             "acquire, renew, release; a new epoch after a failover",
             app,
-            {leases: "SELECT, INSERT, UPDATE", meta: RAISING, tickets: all_rows},
+            {leases: "SELECT, INSERT, UPDATE", meta: RAISING, tickets: all_rows, history: "SELECT, INSERT, DELETE"},
         ),
         ("guard other tables inside its own transactions", guard, {leases: "SELECT, UPDATE (heartbeat_at)"}),
         (
@@ -145,9 +145,10 @@ def grants(
                 leases: "SELECT, DELETE, UPDATE (heartbeat_at)",
                 meta: "SELECT, UPDATE (token_floor)",
                 tickets: "SELECT, DELETE",
+                history: "SELECT, DELETE",
             },
         ),
-        ("look", read_only, {leases: "SELECT", meta: "SELECT"}),
+        ("look", read_only, {leases: "SELECT", meta: "SELECT", history: "SELECT"}),
     ]
     return "\n".join(_granted(names, *need) for need in needs)
 
@@ -179,13 +180,13 @@ def _blocking(seen: Look) -> list[Finding]:
 
 
 def _may_read(seen: Look) -> bool:
-    return seen.may("SELECT") and seen.may("SELECT", meta=True)
+    return seen.may("SELECT", of=seen.table) and seen.may("SELECT", of=seen.meta)
 
 
 def _needs_script(seen: Look) -> bool:
-    missing = seen.table is None or seen.is_published or seen.meta is None or seen.tickets is None
+    missing = seen.is_published or None in (seen.table, seen.meta, seen.tickets, seen.history)
     return missing or (
-        seen.may("SELECT", meta=True) and (seen.mark is None or any(_is_for_apply(each) for each in _blocking(seen)))
+        seen.may("SELECT", of=seen.meta) and (seen.mark is None or any(_is_for_apply(each) for each in _blocking(seen)))
     )
 
 
@@ -203,7 +204,7 @@ def _may_be_made(link: Link, seen: Look) -> bool:
 
 
 def _running(link: Link, seen: Look) -> str | None:
-    if not seen.may("SELECT"):
+    if not seen.may("SELECT", of=seen.table):
         return None
     rows = link.rows(_RUNNING.format(leases=seen.names.leases))
     return f"{rows[0][0]!r} (held by {rows[0][1]!r})" if rows else None
@@ -255,8 +256,8 @@ def _published(link: Link, seen: Look) -> str:
 def _unreadable(seen: Look) -> str | None:
     lacking = [
         grant("SELECT", table, seen.role)
-        for table, meta in ((seen.names.leases, False), (seen.names.meta, True))
-        if not seen.may("SELECT", meta=meta)
+        for table, about in ((seen.names.leases, seen.table), (seen.names.meta, seen.meta))
+        if not seen.may("SELECT", of=about)
     ]
     return f"the role {seen.role} may not read {seen.shown}: {'; '.join(lacking)}" if lacking else None
 
@@ -271,13 +272,13 @@ def _refuse_what_is_not_ours(seen: Look) -> None:
 
 def _told(before: Look) -> str:
     if before.table is None:
-        return f"made {before.shown}, {before.shown}_meta and {before.shown}_tickets"
+        return f"made {before.shown}, {before.shown}_meta, {before.shown}_tickets and {before.shown}_history"
     if before.is_published:
         return f"upgraded {before.shown} from pglease 0.0.x; its columns and rows were kept"
     if before.mark is None:
         return f"made the version mark of {before.shown} anew; tokens go on in the next epoch"
-    if before.tickets is None:
-        return f"made {before.shown}_tickets"
+    if made := [f"{before.shown}_{kind}" for kind in ("tickets", "history") if getattr(before, kind) is None]:
+        return f"made {' and '.join(made)}"
     return f"upgraded {before.shown} from layout {before.mark.version}"
 
 
@@ -326,9 +327,11 @@ def _script(names: TableNames) -> str:
         "leases": names.leases,
         "meta": names.meta,
         "tickets": names.tickets,
+        "history": names.history,
         "table": names.table,
         "token_key": f"{names.table}_token_key",
         "queue_key": f"{names.table}_queue",
+        "history_key": f"{names.table}_past",
         "protocol": str(PROTOCOL),
         "lineage": lineage_of(names),
         "storage": ",\n            ".join(f"{name} = {value}" for name, value in STORAGE.items()),

@@ -46,6 +46,24 @@ _TOLD = """CASE WHEN {row}.waited_until > j.seen_at THEN pg_catalog.pg_notify('{
 commit, and whoever set it looks again (C16). Without a mark nothing is said: each NOTIFY costs all commits of the
 database a lock."""
 
+# Inside the statements that end a hold: C23. Whoever ends it, or takes over what has lapsed, writes the one row; those
+# beyond the number that is kept go. `ended` is read from what was judged under the row's lock.
+_ENDED = """, kept AS (
+  INSERT INTO {history} AS h (task_name, fencing_token, owner_id, acquired_at, ended_at, ending)
+  SELECT j.task_name, j.fencing_token, j.owner_id, j.acquired_at, least(j.expires_at, j.seen_at),
+         CASE WHEN j.expires_at <= j.seen_at THEN 'expired' ELSE '{ending}' END
+  FROM judged j WHERE j.lease_id IS NOT NULL AND j.task_name IN (SELECT c.task_name FROM {change} c)
+  ON CONFLICT DO NOTHING
+), outdated AS (
+  DELETE FROM {history} h USING judged j CROSS JOIN LATERAL (
+    SELECT o.fencing_token FROM {history} o WHERE o.task_name = j.task_name
+    ORDER BY o.fencing_token DESC OFFSET {keep} - 1 LIMIT 1) AS last
+  WHERE h.task_name = j.task_name AND h.fencing_token <= last.fencing_token
+    AND j.lease_id IS NOT NULL AND j.task_name IN (SELECT c.task_name FROM {change} c)
+)"""
+_ENDING_OF_A_STRANGERS = ", l.owner_id, l.lease_id, l.acquired_at"
+"""What must be locked, besides what the statement itself needs, to tell how a hold ended."""
+
 # get, and try_acquire when a recent answer said that the name is held: C1 C10. A plain look.
 _LOOK = """
 SELECT {record} FROM (
@@ -69,7 +87,8 @@ WITH seen AS MATERIALIZED (
   SELECT l.*, pg_catalog.clock_timestamp() AS seen_at, CASE WHEN {forfeit} THEN 'forfeit' END AS note
   FROM {leases} l WHERE l.task_name = %(name)s::text
 ), locked AS MATERIALIZED (
-  SELECT l.task_name, l.expires_at, l.fencing_token, l.transitions, l.queued_until, {forfeit} AS forfeit FROM {leases} l
+  SELECT l.task_name, l.expires_at, l.fencing_token, l.transitions, l.queued_until{past}, {forfeit} AS forfeit
+  FROM {leases} l
   WHERE l.task_name = %(name)s::text AND ({forfeit} OR l.expires_at <= pg_catalog.clock_timestamp())
     AND (%(in_turn)s::boolean OR coalesce(l.queued_until <= pg_catalog.clock_timestamp(), true))
   FOR UPDATE SKIP LOCKED
@@ -87,7 +106,7 @@ WITH seen AS MATERIALIZED (
     AND (%(in_turn)s::boolean OR coalesce(j.queued_until <= j.seen_at, true))
     AND (m.lineage = j.lineage OR {unknown}) AND coalesce(m.quarantined_until <= j.seen_at, true)
   RETURNING l.*, j.seen_at, {granted} AS note
-), born AS (
+){taken_over}, born AS (
   INSERT INTO {leases} AS l
     (task_name, owner_id, lease_id, fencing_token, metadata, acquired_at, heartbeat_at, expires_at,
      session_pid, session_started)
@@ -123,7 +142,7 @@ WITH wanted AS MATERIALIZED (
   SELECT coalesce(bool_and(s.expires_at <= s.seen_at AND coalesce(s.queued_until <= s.seen_at, true)), true) AS all_free
   FROM seen s
 ), locked AS MATERIALIZED (
-  SELECT w.place, w.wanted_id, l.task_name, l.expires_at, l.fencing_token, l.transitions, l.queued_until
+  SELECT w.place, w.wanted_id, l.task_name, l.expires_at, l.fencing_token, l.transitions, l.queued_until{past}
   FROM wanted w JOIN {leases} l ON l.task_name = w.name
   WHERE (SELECT f.all_free FROM free f) AND l.expires_at <= pg_catalog.clock_timestamp()
   ORDER BY l.task_name FOR UPDATE OF l SKIP LOCKED
@@ -149,7 +168,7 @@ WITH wanted AS MATERIALIZED (
       session_pid = NULL, session_started = NULL
   FROM judged j, granting g WHERE l.task_name = j.task_name
   RETURNING j.place, l.*, j.seen_at, {granted} AS note
-), born AS (
+){taken_over}, born AS (
   INSERT INTO {leases} AS l
     (task_name, owner_id, lease_id, fencing_token, metadata, acquired_at, heartbeat_at, expires_at)
   SELECT u.name, %(owner)s::text, u.wanted_id, g.token_floor + 1, %(metadata)s::jsonb, t.now, t.now, t.now + {ttl}
@@ -278,8 +297,9 @@ WITH seen AS MATERIALIZED (
       expires_at = CASE WHEN j.expires_at <= j.seen_at THEN j.expires_at
                         ELSE greatest(j.seen_at, j.acquired_at + {min_hold}) END
   FROM judged j WHERE l.task_name = j.task_name AND j.lease_id = %(lease_id)s::uuid
-  RETURNING j.expires_at > j.seen_at AS in_time, CASE WHEN j.expires_at > j.seen_at THEN {released} END AS told
-)
+  RETURNING l.task_name, j.expires_at > j.seen_at AS in_time,
+    CASE WHEN j.expires_at > j.seen_at THEN {released} END AS told
+){given_back}
 SELECT {record} FROM (
   SELECT CASE WHEN r.in_time THEN 'released' WHEN NOT r.in_time THEN 'expired' WHEN j.task_name IS NULL THEN 'busy'
               WHEN j.lease_id IS NULL THEN 'ended' ELSE 'taken' END AS verdict,
@@ -310,7 +330,7 @@ WITH seen AS MATERIALIZED (
     AND m.protocol = {protocol} AND (m.lineage = j.present OR {unknown})
     AND coalesce(m.quarantined_until <= j.seen_at, true)
   RETURNING l.*, j.seen_at, {granted} AS note
-)
+){handed_over}
 SELECT {record} FROM (
   SELECT 'granted' AS verdict, a.task_name, a.owner_id, a.lease_id, a.fencing_token, a.transitions, a.metadata,
          a.acquired_at, a.heartbeat_at, a.expires_at, a.seen_at
@@ -358,7 +378,7 @@ _FORCE_RELEASE = """
 WITH seen AS MATERIALIZED (
   SELECT l.task_name FROM {leases} l WHERE l.task_name = %(name)s::text
 ), locked AS MATERIALIZED (
-  SELECT l.task_name, l.fencing_token, l.expires_at
+  SELECT l.task_name, l.fencing_token, l.expires_at{past}
   FROM {leases} l WHERE l.task_name = %(name)s::text FOR NO KEY UPDATE SKIP LOCKED
 ), judged AS MATERIALIZED (
   SELECT locked.*, pg_catalog.clock_timestamp() AS seen_at FROM locked
@@ -367,7 +387,7 @@ WITH seen AS MATERIALIZED (
   FROM judged j
   WHERE l.task_name = j.task_name AND j.fencing_token = %(fencing_token)s::bigint AND j.expires_at > j.seen_at
   RETURNING l.task_name, {released} AS told
-)
+){forced}
 SELECT CASE WHEN j.task_name IS NULL THEN 'busy' WHEN f.task_name IS NOT NULL THEN 'forced'
             WHEN j.fencing_token = %(fencing_token)s::bigint THEN 'over' ELSE 'refused' END AS verdict,
        pg_catalog.date_part('epoch', j.seen_at - j.expires_at) AS over_for
@@ -397,7 +417,10 @@ WITH doomed AS MATERIALIZED (
     AND coalesce(l.queued_until <= pg_catalog.clock_timestamp(), true)
   LIMIT 1000 FOR UPDATE SKIP LOCKED
 ), gone AS (
-  DELETE FROM {leases} l WHERE l.ctid = ANY (ARRAY(SELECT doomed.place FROM doomed)) RETURNING l.fencing_token
+  DELETE FROM {leases} l WHERE l.ctid = ANY (ARRAY(SELECT doomed.place FROM doomed))
+  RETURNING l.fencing_token, l.task_name
+), forgotten AS (
+  DELETE FROM {history} h USING gone g WHERE h.task_name = g.task_name
 ), raised AS (
   UPDATE {meta} m SET token_floor = greatest(m.token_floor, (SELECT max(gone.fencing_token) FROM gone))
   WHERE EXISTS (SELECT 1 FROM gone) RETURNING 1
@@ -407,6 +430,23 @@ SELECT (SELECT count(*) FROM gone)::int AS deleted, (SELECT count(*) FROM raised
 _CLEANUP_TICKETS = """
 DELETE FROM {tickets} t WHERE t.ctid = ANY (ARRAY(
   SELECT o.ctid FROM {tickets} o WHERE o.expires_at <= pg_catalog.clock_timestamp() LIMIT 1000 FOR UPDATE SKIP LOCKED))
+"""
+
+# history: C23 C10. What has ended, and what the record itself says of the last hold unless it was given back.
+_HISTORY = """
+SELECT task_name, owner_id, fencing_token, pg_catalog.date_part('epoch', acquired_at) AS acquired_at,
+       pg_catalog.date_part('epoch', ended_at) AS ended_at, ending, pg_catalog.date_part('epoch', seen_at) AS seen_at
+FROM (
+  SELECT h.task_name, h.owner_id, h.fencing_token, h.acquired_at, h.ended_at, h.ending, c.seen_at
+  FROM {history} h, (SELECT pg_catalog.clock_timestamp() AS seen_at) c
+  UNION ALL
+  SELECT l.task_name, l.owner_id, l.fencing_token, l.acquired_at,
+         CASE WHEN l.expires_at <= c.seen_at THEN l.expires_at END,
+         CASE WHEN l.expires_at <= c.seen_at THEN 'expired' END, c.seen_at
+  FROM {leases} l, (SELECT pg_catalog.clock_timestamp() AS seen_at) c WHERE l.lease_id IS NOT NULL
+) AS tenures
+WHERE task_name = %(name)s::text OR (%(prefix)s::boolean AND pg_catalog.starts_with(task_name, %(name)s::text))
+ORDER BY tenures.acquired_at DESC, fencing_token DESC LIMIT %(limit)s::bigint
 """
 
 # mark: C16. Skips a row that somebody has locked: its holder may be about to release it, unseen by us; the waiter looks
@@ -520,6 +560,7 @@ class Statements:
     set_metadata: str
     force_release: str
     list: str
+    history: str
     cleanup_lock: str
     cleanup_table: str
     cleanup_batch: str
@@ -541,6 +582,7 @@ class Statements:
         lineage: bool = True,
         marking: Marking = PLAIN,
         notify: bool = True,
+        history: int = 0,
     ) -> Statements:
         """Render for the tables in `names`, whose schema must be known by now.
 
@@ -550,9 +592,10 @@ class Statements:
             lineage: whether the server can tell its lineage.
             marking: what is written about sessions.
             notify: whether waiters are told.
+            history: how many holds that have ended are kept for each name.
         """
         templates = {field.name: globals()[f"_{field.name.upper()}"] for field in fields(cls)}
-        knobs: Any = {"lineage": lineage, "marking": marking, "notify": notify}
+        knobs: Any = {"lineage": lineage, "marking": marking, "notify": notify, "history": history}
         return cls(**{verb: _rendered(template, names, protocol, **knobs) for verb, template in templates.items()})
 
 
@@ -570,7 +613,16 @@ def _table_oid(names: TableNames) -> str:
     return f"'{names.leases}'::pg_catalog.regclass::pg_catalog.oid"
 
 
-def _rendered(template: str, names: TableNames, protocol: int, *, lineage: bool, marking: Marking, notify: bool) -> str:
+def _rendered(
+    template: str,
+    names: TableNames,
+    protocol: int,
+    *,
+    lineage: bool,
+    marking: Marking,
+    notify: bool,
+    history: int,
+) -> str:
     ttl = "j.ttl" if template is _RENEW else "%(ttl)s::float8"
     verdict = "'seen'" if template is _LIST else "verdict"
     longest = f"CASE WHEN %(longest)s::boolean THEN {_LONGEST_TTL.format(leases=names.leases)} END"
@@ -578,6 +630,12 @@ def _rendered(template: str, names: TableNames, protocol: int, *, lineage: bool,
         leases=names.leases,
         meta=names.meta,
         tickets=names.tickets,
+        history=names.history,
+        past=_ENDING_OF_A_STRANGERS if history else "",
+        taken_over=_ended(names, history, "died", "taken"),
+        given_back=_ended(names, history, "released", "released"),
+        handed_over=_ended(names, history, "transferred", "adopted"),
+        forced=_ended(names, history, "forced", "forced"),
         protocol=protocol,
         session_pid=marking.session_pid,
         session_started=marking.session_started,
@@ -602,6 +660,11 @@ def _rendered(template: str, names: TableNames, protocol: int, *, lineage: bool,
         lineage=lineage_of(names) if lineage else "NULL::text",
         unknown="false" if lineage else "true",
     )
+
+
+def _ended(names: TableNames, keep: int, ending: str, change: str) -> str:
+    """Return the steps that remember how a hold ended which was not over yet; nothing where nothing is kept."""
+    return _ENDED.format(history=names.history, keep=keep, ending=ending, change=change) if keep else ""
 
 
 def _told(names: TableNames, what: str, notify: bool, *, row: str = "l") -> str:

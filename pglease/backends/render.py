@@ -13,6 +13,7 @@ from pglease.schema import TableNames, table_names
 
 _DROP = """\
 -- Leases and their fencing tokens are gone after this: tokens start again at 1.
+DROP TABLE IF EXISTS {history};
 DROP TABLE IF EXISTS {tickets};
 DROP TABLE IF EXISTS {meta};
 DROP TABLE IF EXISTS {leases};
@@ -74,7 +75,8 @@ def downgrade() -> None:
 def render_migrations(names: TableNames | None = None) -> dict[str, str]:
     """Return the text of every file under `migrations/`, by its path there."""
     names = table_names() if names is None else names
-    forward, backward = ddl(names), _DROP.format(leases=names.leases, meta=names.meta, tickets=names.tickets)
+    tables = {"leases": names.leases, "meta": names.meta, "tickets": names.tickets, "history": names.history}
+    forward, backward = ddl(names), _DROP.format(**tables)
     return {
         "sql/0001_pglease.sql": forward,
         "sql/0001_pglease.down.sql": backward,

@@ -31,6 +31,7 @@ COMMANDS = {
     "schema": "pglease.cli.store:schema",
     "doctor": "pglease.cli.store:doctor",
     "bump-epoch": "pglease.cli.store:bump_epoch",
+    "history": "pglease.cli.history:history",
     "exporter": "pglease.cli.exporter:exporter",
     "options": "pglease.cli.explain:explain",
     "demo": "pglease.cli.demo:demo",

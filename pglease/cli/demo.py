@@ -32,10 +32,11 @@ ENDING = ("SIGTERM", "SIGHUP")
     help="Play it on this server, in a schema that is dropped at the end. Default: an own server.",
 )
 @click.option("--ascii", "plain", is_flag=True, help="Draw without Unicode.")
+@click.option("--svg", metavar="FILE", type=click.Path(dir_okay=False), help="Draw who held the lease into a file.")
 @json_option
 @quiet_option
 @click.pass_context
-def demo(ctx: click.Context, /, *, dsn: str | None, plain: bool, as_json: bool, quiet: bool) -> int:
+def demo(ctx: click.Context, /, *, dsn: str | None, plain: bool, svg: str | None, as_json: bool, quiet: bool) -> int:
     """See it work: three workers, one lease, one kill -9, one refused write.
 
     It starts a PostgreSQL of its own (extra `demo`), plays for about twelve seconds, checks each step in the database
@@ -46,6 +47,10 @@ def demo(ctx: click.Context, /, *, dsn: str | None, plain: bool, as_json: bool, 
 
         story = Story(url, say=_nothing if quiet or as_json else printing.say)
         true = story.play()
+    if svg is not None:
+        from pglease import timeline
+
+        printing.write(svg, timeline.svg(story.tenures, title="pglease demo: one lease, three workers, one kill -9"))
     if as_json:
         for fact in story.facts:
             printing.say_json({"fact": fact.text, "true": fact.true, **fact.seen})

@@ -21,6 +21,12 @@ def say(text: str) -> None:
     click.echo(text)
 
 
+def write(path: str, text: str) -> None:
+    """Write a file, or standard output where it is `-`."""
+    with click.open_file(path, "w", encoding="utf-8", atomic=path != "-") as file:
+        file.write(text)
+
+
 def complain(text: str) -> None:
     """Print one sentence on standard error, after the program's name."""
     click.echo(f"pglease: {visible(text)}", err=True)
@@ -68,6 +74,8 @@ def facts_of(lease: Lease) -> dict[str, Any]:
         "expires_at": lease.expires_at,
         "seen_at": lease.seen_at,
         "remaining": round(lease.time_remaining(), 3),
+        "renewed_ago": round(_renewed_ago(lease), 3),
+        "late": is_late(lease),
         "transitions": lease.transitions,
         "metadata": lease.metadata,
     }
@@ -78,16 +86,31 @@ def state(lease: Lease) -> str:
     return "free" if lease.is_expired() else "held"
 
 
+def is_late(lease: Lease) -> bool:
+    """Tell whether a hold has gone without a renewal for longer than its holder, were all well, would let it.
+
+    A holder renews at least three times in its ttl. One that renews nothing (`heartbeat=False`, a task lock) looks the
+    same; so this is a hint for people, and no licence to take over.
+    """
+    ttl = (lease.expires_at - lease.heartbeat_at).total_seconds()
+    return not lease.is_expired() and _renewed_ago(lease) > ttl / 2
+
+
+def _renewed_ago(lease: Lease) -> float:
+    return (lease.seen_at - lease.heartbeat_at).total_seconds()
+
+
 def table(leases: Iterable[Lease]) -> None:
     """Print one line a lease."""
-    rows = [("NAME", "STATE", "HOLDER", "TOKEN", "SINCE", "LEFT")]
+    rows = [("NAME", "STATE", "HOLDER", "TOKEN", "SINCE", "RENEWED", "LEFT")]
     for lease in leases:
         ended = lease.is_expired()
         since = "-" if ended else duration((lease.seen_at - lease.acquired_at).total_seconds())
         left = "-" if ended else duration(lease.time_remaining())
+        renewed = "-" if ended else duration(_renewed_ago(lease)) + (" (late)" if is_late(lease) else "")
         token = str(lease.fencing_token)
-        rows.append((visible(lease.name), state(lease), visible(lease.owner_id), token, since, left))
-    _columns(rows)
+        rows.append((visible(lease.name), state(lease), visible(lease.owner_id), token, since, renewed, left))
+    columns(rows)
 
 
 def details(lease: Lease) -> None:
@@ -98,16 +121,24 @@ def details(lease: Lease) -> None:
         ("holder" if not lease.is_expired() else "last holder", visible(lease.owner_id)),
         ("fencing token", str(lease.fencing_token)),
         ("acquired at", f"{lease.acquired_at:%Y-%m-%d %H:%M:%S %Z}"),
-        ("renewed at", f"{lease.heartbeat_at:%Y-%m-%d %H:%M:%S %Z}"),
+        ("renewed at", f"{lease.heartbeat_at:%Y-%m-%d %H:%M:%S %Z}, {_renewal(lease)}"),
         ("expires at" if not lease.is_expired() else "ended at", f"{lease.expires_at:%Y-%m-%d %H:%M:%S %Z}"),
         ("transitions", str(lease.transitions)),
     ]
     if lease.metadata:
         rows.append(("metadata", visible(json.dumps(dict(lease.metadata), ensure_ascii=False))))
-    _columns(rows)
+    columns(rows)
 
 
-def _columns(rows: Sequence[tuple[str, ...]]) -> None:
+def _renewal(lease: Lease) -> str:
+    ago = f"{duration(_renewed_ago(lease))} ago"
+    if lease.is_expired():
+        return ago
+    return f"{ago}: late, or a hold that is not renewed" if is_late(lease) else f"{ago}: in time"
+
+
+def columns(rows: Sequence[tuple[str, ...]]) -> None:
+    """Print rows, each column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

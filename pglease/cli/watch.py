@@ -1,7 +1,9 @@
-"""`watch`: what happens to leases, one line a change."""
+"""`watch`: what happens to leases, as a table on a terminal, else one line a change."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +28,15 @@ WORDS = {
 
 @click.command(
     epilog=examples(
-        "pglease watch daily-report",
+        "pglease watch",
+        "pglease watch daily-report --lines",
         "pglease watch --prefix shop: --json | jq .",
     )
 )
 @click.argument("name", type=NAME, required=False)
 @click.option("--prefix", help="All names that begin with this. Default, without NAME: all.")
 @click.option("--timeout", type=DurationType(zero=True, forever=True), help="Stop after this long. Default: never.")
+@click.option("--lines", is_flag=True, help="One line for each change, also on a terminal.")
 @store_options
 @json_option
 @quiet_option
@@ -44,18 +48,27 @@ def watch(
     name: str | None,
     prefix: str | None,
     timeout: float | None,
+    lines: bool,
     as_json: bool,
     quiet: bool,
     **_: Any,
 ) -> int:
-    """Watch NAME, or all leases, without taking part: one line for each change, until interrupted.
+    """Watch NAME, or all leases, without taking part, until interrupted.
 
-    First how things stand; with -q only what happens from then on. Times are the store's.
+    On a terminal, where rich is installed (extra `cli`), a table: who holds what, since when, when it was renewed, how
+    much is left, and what happened last. A state `held, late` says that a renewal is overdue. Elsewhere, and with
+    --lines, one line for each change: first how things stand; with -q only what happens from then on. Times are the
+    store's.
     """
     if name is not None and prefix is not None:
         raise click.UsageError("give either NAME or --prefix")
-    leases = open_client(ctx)
+    leases = open_client(ctx, connect_timeout=3)
     deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+    if not (lines or as_json or quiet) and _has_a_screen():
+        from pglease.cli import live
+
+        live.run(leases, name, prefix or "", deadline)
+        return 0
     beginning = None if name is not None else prefix or ""
     with leases.watch(name, prefix=beginning, poll_interval=POLL) as changes:
         while (change := changes.next(max(0.0, deadline - time.monotonic()))) is not None:
@@ -64,14 +77,22 @@ def watch(
     return 0
 
 
+def _has_a_screen() -> bool:
+    """Tell whether a table can be drawn, and drawn anew."""
+    from importlib.util import find_spec
+
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and find_spec("rich") is not None
+
+
 def _tell(change: LeaseChange, as_json: bool) -> None:
     if as_json:
         printing.say_json({"change": change.kind, "missed": change.missed, **printing.facts_of(change.lease)})
     else:
-        printing.say(f"{change.lease.seen_at:%Y-%m-%d %H:%M:%S}  {printing.visible(change.name)}  {_sentence(change)}")
+        printing.say(f"{change.lease.seen_at:%Y-%m-%d %H:%M:%S}  {printing.visible(change.name)}  {sentence(change)}")
 
 
-def _sentence(change: LeaseChange) -> str:
+def sentence(change: LeaseChange) -> str:
+    """Say what happened, without the lease's name."""
     lease = change.lease
     owner = printing.visible(lease.owner_id)
     if change.kind == "present":

@@ -33,7 +33,7 @@ from pglease.records import Claim
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pglease.records import Lease
+    from pglease.records import Lease, Tenure
 
 LEASE = "daily-report"
 TTL = 3.0
@@ -118,12 +118,14 @@ class Story:
         say: called with each line of the story as it happens.
         facts: what was found true or false.
         bars: who waited and held when, for the timeline.
+        tenures: who held the lease, as the store remembers it.
     """
 
     url: str
     say: Callable[[str], None]
     facts: list[Fact] = field(default_factory=list)
     bars: list[Bar] = field(default_factory=list)
+    tenures: list[Tenure] = field(default_factory=list)
     killed: tuple[str, float] = ("", 0.0)
     total: float = 0.0
     _schema: str = field(init=False, default="")
@@ -158,6 +160,7 @@ class Story:
                 with PGLease(self.url, owner_id="story", schema=self._schema) as leases:
                     leases.get_lease(LEASE)
                     yield leases, table
+                    self.tenures = leases.history(LEASE)
             finally:
                 for worker in self._workers.values():
                     worker.clear_away()

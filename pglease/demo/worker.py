@@ -11,12 +11,13 @@ import os
 import signal
 import sys
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
 from pglease import clock
+from pglease.backends import open_backend
 from pglease.client import PGLease
 from pglease.errors import FencedError
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 BEAT = 0.1
 """Seconds between two writes."""
+HISTORY = 20
+"""Holds that the store remembers, for the picture."""
 
 WRITE = """UPDATE {schema}.report SET token = %(token)s, author = %(author)s, lines = lines + 1"""
 
@@ -57,7 +60,8 @@ def main() -> None:
     threading.Thread(target=die_with_the_story, daemon=True).start()
     url, schema, name = (os.environ[variable] for variable in ("DEMO_URL", "DEMO_SCHEMA", "DEMO_LEASE"))
     owner, ttl = os.environ["DEMO_WORKER"], float(os.environ["DEMO_TTL"])
-    with PGLease(url, owner_id=owner, schema=schema) as leases, psycopg.connect(url, autocommit=True) as report:
+    store = open_backend(url, schema=schema, history=HISTORY)
+    with closing(store), PGLease(store, owner_id=owner) as leases, psycopg.connect(url, autocommit=True) as report:
         tell("ready")
         while not stop.is_set():
             lease = _wait(leases, name, ttl, stop)

@@ -28,6 +28,7 @@ CLAUSES = {
     "C20": "handed over",
     "C21": "described",
     "C22": "all or none",
+    "C23": "remembered",
 }
 """Each clause in a few words; `pglease.backends.base` says them in full."""
 

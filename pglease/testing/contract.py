@@ -38,6 +38,7 @@ from pglease.testing.clauses import CLAUSES, clause_map, clauses
 from pglease.testing.contract_fencing import FencingContract
 from pglease.testing.contract_groups import GroupContract
 from pglease.testing.contract_handing import HandingContract
+from pglease.testing.contract_history import HistoryContract
 from pglease.testing.contract_prompt import PromptContract
 from pglease.testing.contract_waiting import WaitingContract
 from pglease.testing.harness import LONG, Harness, Hold, Worker, World, budget, new_id
@@ -127,8 +128,10 @@ VERBS: dict[str, Callable[[Backend, float], object]] = {
 every_verb = pytest.mark.parametrize("verb", VERBS)
 
 
-class BackendContract(WaitingContract, FencingContract, PromptContract, HandingContract, GroupContract):
-    """Clauses C1 to C22. Subclass it with a fixture `harness`."""
+class BackendContract(
+    WaitingContract, FencingContract, PromptContract, HandingContract, GroupContract, HistoryContract
+):
+    """Clauses C1 to C23. Subclass it with a fixture `harness`."""
 
     @pytest.fixture
     def harness(self) -> Iterator[Harness]:

@@ -50,6 +50,7 @@ class Harness(ABC):
         slack: seconds by which two readings of one duration may differ, since the store's own clock went on meanwhile.
         hears: whether `listen` can work from here, on a store with the trait `wakes_waiters`.
         racers: how many threads race for a name.
+        history: how many holds that have ended the store keeps for each name; 0 for none.
         model_runs: how many random conversations are compared with the model.
         paramstyle: how the connections of `transaction` write parameters.
     """
@@ -59,6 +60,7 @@ class Harness(ABC):
     hears: bool = True
     racers: int = 30
     model_runs: int = 20
+    history: int = 0
     paramstyle: ParamStyle = "format"
 
     @abstractmethod

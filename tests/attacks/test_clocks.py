@@ -93,6 +93,7 @@ def test_a_holder_with_a_wrong_clock_is_respected_as_long_as_its_ttl_and_no_long
 
 PACKAGE = Path(pglease.__file__).parent
 MAY_KNOW_THE_TIME_OF_DAY = {
+    "contrib",
     *("cli", "demo", "testing", "postgres_doctor.py", "redis_doctor.py"),
     "sqlite_host.py",  # adds to the moments of the boot clock, by which it decides, what makes them times of day
     "kubernetes_http.py",  # writes them into the objects, for others to read, until an answer's date is known

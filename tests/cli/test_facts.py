@@ -34,7 +34,7 @@ def test_list_shows_who_holds_what(call, held, given_back):
 
     assert (code, err) == (0, "")
     heading, line = out.splitlines()
-    assert heading.split() == ["NAME", "STATE", "HOLDER", "TOKEN", "SINCE", "LEFT"]
+    assert heading.split() == ["NAME", "STATE", "HOLDER", "TOKEN", "SINCE", "RENEWED", "LEFT"]
     assert line.split()[:4] == ["job", "held", "somebody-else", "1"]
 
 

@@ -140,8 +140,8 @@ def test_an_index_on_changing_columns_is_pointed_at(dsn: str) -> None:
 @pytest.mark.parametrize(
     ("granted", "statuses", "remedies"),
     [
-        ("SELECT", ["ok", "fail", "ok"], 'GRANT INSERT, UPDATE ON "public"."pglease_leases" TO "{role}"'),
-        ("SELECT, INSERT, UPDATE", ["ok", "ok", "ok"], 'GRANT DELETE ON "public"."pglease_leases" TO "{role}"'),
+        ("SELECT", ["ok", "fail", "ok", "ok"], 'GRANT INSERT, UPDATE ON "public"."pglease_leases" TO "{role}"'),
+        ("SELECT, INSERT, UPDATE", ["ok", "ok", "ok", "ok"], 'GRANT DELETE ON "public"."pglease_leases" TO "{role}"'),
     ],
 )
 def test_each_verbs_rights_are_named_with_their_grant(
@@ -275,11 +275,13 @@ def test_an_encoding_that_cannot_hold_every_name_is_warned_of(admin_dsn: str) ->
     assert "LATIN1" in found(checks, "encoding").text
 
 
-def test_the_clock_is_told_and_never_judged(facts: doctor._Server) -> None:
+def test_a_skewed_clock_is_told_and_keeps_no_lease_from_anybody(facts: doctor._Server) -> None:
     checks = list(doctor._about_time(replace(facts, ahead=3600.0), 60.0))
 
-    assert found(checks, "clock").status == "ok"
+    assert found(checks, "clock").status == "warn"
     assert "60 min ahead of this host" in found(checks, "clock").text
+    assert "leases do not care" in found(checks, "clock").text
+    assert found(list(doctor._about_time(replace(facts, ahead=0.01), 60.0)), "clock").status == "ok"
 
 
 @pytest.mark.parametrize(

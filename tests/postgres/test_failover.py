@@ -230,7 +230,7 @@ def test_tokens_rise_when_a_dump_is_restored_on_the_spot(primary):
         grant(backend, "job")
         dumped = dump(primary, "postgres")
         take(backend, primary.dsn, "job")
-        execute(primary.dsn, f"DROP TABLE {TABLE}, {TABLE}_meta, {TABLE}_tickets")
+        execute(primary.dsn, f"DROP TABLE {TABLE}, {TABLE}_meta, {TABLE}_tickets, {TABLE}_history")
 
         restore(primary, "postgres", dumped)
 

@@ -114,7 +114,7 @@ def test_any_number_of_processes_may_start_at_once(dsn: str, server_log: Callabl
 
             assert [answer(each) for each in processes] == ["public"] * count
             assert schema.diff(link, table_names(name)) == []
-        assert len(tables(link)) == 3 * rounds
+        assert len(tables(link)) == 4 * rounds
 
     assert [line for line in server_log() if "ERROR" in line] == []
 
@@ -366,7 +366,9 @@ def test_odd_but_legal_identifiers_work(dsn: str, table: str, where: str | None)
         assert schema.ensure(link, names, create=False) == found
         assert schema.diff(link, names) == schema.apply(link, names) == []
         link.script(schema.ddl(names))
-        assert tables(link) == [(where or "public", f"{table}{beside}") for beside in ("", "_meta", "_tickets")]
+        assert tables(link) == [
+            (where or "public", f"{table}{beside}") for beside in ("", "_history", "_meta", "_tickets")
+        ]
 
 
 def test_the_first_schema_of_the_search_path_that_has_the_table_wins(dsn: str) -> None:

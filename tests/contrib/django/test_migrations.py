@@ -32,7 +32,7 @@ def test_it_goes_forth_and_back_and_leaves_nothing_for_makemigrations(default_da
 
     manage("migrate", "pglease", verbosity=0)
     assert pglease.backend.schema_diff() == []
-    assert execute(default_database, TABLES) == [(3,)]
+    assert execute(default_database, TABLES) == [(4,)]
 
     assert manage("makemigrations", "--check", "--dry-run") == "No changes detected\n"
 
