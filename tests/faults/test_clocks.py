@@ -26,7 +26,10 @@ def server_clock(clockwork_server) -> Iterator[Clockwork]:
     """A clock that reads as everybody's, for now."""
     server, clockwork = clockwork_server
     clockwork.set(0.0)
-    server.execute("DROP TABLE IF EXISTS pglease_leases, pglease_leases_meta, pglease_leases_tickets CASCADE")
+    server.execute(
+        "DROP TABLE IF EXISTS pglease_leases, pglease_leases_meta, pglease_leases_tickets, "
+        "pglease_leases_history CASCADE"
+    )
     yield clockwork
     clockwork.set(0.0)
 
