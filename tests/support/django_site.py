@@ -95,6 +95,7 @@ def default_database(dsn: str, *, settings: dict[str, Any] | None = None, **opti
     finally:
         pglease.close()
         connections["default"].close()
+        connections["default"].close_pool()
         connections.settings["default"] = before
         del connections["default"]
 

@@ -14,8 +14,11 @@ HELD, EXPIRED, RELEASED = "held", "expired", "released"
 
 
 def refuse(*_: Any, **__: Any) -> NoReturn:
-    """Refuse to write."""
-    raise TypeError("leases are written by pglease alone: use acquire, release, force_release, cleanup_expired")
+    """Refuse to write: also what a fixture holds, whose leases are of another time or place."""
+    raise TypeError(
+        "leases are written by pglease alone: use acquire, release, force_release, cleanup_expired; and leave them out "
+        "of fixtures (dumpdata --exclude pglease)"
+    )
 
 
 class LeaseQuerySet(models.QuerySet):

@@ -61,7 +61,8 @@ def test_it_is_a_client_to_those_who_ask(pglease) -> None:
 def test_its_connection_is_not_the_orms_and_is_told_what_the_settings_say(dsn) -> None:
     from pglease.contrib.django import pglease
 
-    with django_site.default_database(dsn, application_name="shop", options="-c work_mem=1234kB"):
+    of_the_orm = {"pool": {"min_size": 1}, "isolation_level": 3, "server_side_binding": True, "prepare_threshold": 3}
+    with django_site.default_database(dsn, application_name="shop", options="-c work_mem=1234kB", **of_the_orm):
         with pglease.acquire("job") as lease, pglease.backend.connections.lend(pglease._budget()) as link:
             ((pid, memory),) = link.rows("SELECT pg_backend_pid(), current_setting('work_mem')")
             assert lease

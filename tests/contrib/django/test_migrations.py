@@ -70,9 +70,12 @@ def test_it_makes_no_table_on_another_kind_of_database(default_database) -> None
 
 ELSEWHERE = """
 import django
+from django.conf import settings
+from pglease.contrib.django import pglease
+
+print(pglease, settings.configured)
 django.setup()
 from django.core.management import call_command
-from pglease.contrib.django import pglease
 from pglease.contrib.django.models import Lease
 
 call_command("migrate", "pglease", verbosity=0)
@@ -89,7 +92,7 @@ def test_the_table_may_have_another_name_in_another_schema(project: Project, dsn
 
     said = ended(project.python("-c", ELSEWHERE, PGLEASE=wanted, DJANGO_SETTINGS_MODULE="settings"))
 
-    assert said == "No changes detected\nheld\nreleased\n"
+    assert said == "<pglease, not used yet> False\nNo changes detected\nheld\nreleased\n"
     assert execute(dsn, "SELECT task_name FROM coordination.held") == [("job",)]
 
 
@@ -106,12 +109,16 @@ def test_it_is_written_into_a_squashed_migration_without_the_sql() -> None:
 
 
 def test_the_model_cannot_be_written(default_database) -> None:
+    from django.core import serializers
+
     from pglease.contrib.django import pglease
     from pglease.contrib.django.models import Lease
 
     with pglease.acquire("job"):
         row = Lease.objects.get(pk="job")
+        (dumped,) = serializers.deserialize("json", serializers.serialize("json", [row]))
         assert str(row) == "job"
-        for write in (row.save, row.delete, Lease.objects.all().delete, lambda: Lease.objects.update(owner_id="me")):
+        everything = Lease.objects.all()
+        for write in (row.save, row.delete, everything.delete, lambda: everything.update(owner_id="me"), dumped.save):
             with pytest.raises(TypeError, match="written by pglease alone"):
                 write()
