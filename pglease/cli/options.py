@@ -184,24 +184,34 @@ def open_store(ctx: click.Context) -> Backend:
     """Return the store: the one given by option, the host's, or the environment's. Nothing is sent yet."""
     from pglease.backends import open_backend
 
-    host = ctx.find_object(Host)
-    if host is None or any(_chosen(ctx)):
-        return open_backend(address_from(ctx))
-    return host.store()
+    host = _host(ctx)
+    return open_backend(address_from(ctx)) if host is None else host.store()
 
 
 def open_client(ctx: click.Context, **options: Any) -> PGLease:
-    """Return a client of the store, closed when the command ends. Nothing is sent before its first use."""
-    from pglease.client import PGLease
+    """Return a client of the store, closed when the command ends. Nothing is sent before its first use.
 
-    store = open_store(ctx)
-    client = PGLease(store, **options)
+    Options that are for addresses alone leave a host's store as the host made it.
+    """
+    from pglease.client import KNOBS, PGLease
+
+    host = _host(ctx)
+    if host is None:
+        client = PGLease(address_from(ctx), **options)
+        ctx.call_on_close(lambda: _close(client))
+        return client
+    store = host.store()
+    client = PGLease(store, **{name: value for name, value in options.items() if name not in KNOBS})
     ctx.call_on_close(lambda: _close(client, store))
     return client
 
 
-def _close(client: PGLease, store: Backend) -> None:
-    with contextlib.suppress(Exception):  # the command's exit code is settled; what could not be given back lapses
-        client.close()
-    with contextlib.suppress(Exception):
-        store.close()
+def _host(ctx: click.Context) -> Host | None:
+    """Return the program that has the command line inside, where neither --dsn nor --local names a store."""
+    return None if any(_chosen(ctx)) else ctx.find_object(Host)
+
+
+def _close(*opened: PGLease | Backend) -> None:
+    for each in opened:
+        with contextlib.suppress(Exception):  # the exit code is settled; what could not be given back lapses
+            each.close()

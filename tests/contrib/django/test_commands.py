@@ -54,6 +54,17 @@ def test_the_environment_does_not_decide_and_an_option_does(default_database, mo
     assert said("list", "-q", "--dsn", "memory://another") == ""
 
 
+def test_a_command_that_chooses_its_own_patience_leaves_the_store_of_the_settings_as_it_is(default_database) -> None:
+    from click import Context
+
+    from pglease.cli.app import app
+    from pglease.cli.options import Host, open_client
+    from pglease.contrib.django.conf import conf
+
+    with Context(app, obj=Host("manage.py pglease", conf().open_store, list)) as ctx:
+        assert open_client(ctx, connect_timeout=5, owner_id="exporter").try_acquire("job")
+
+
 def test_a_missing_table_is_made_for_it(default_database, configured) -> None:
     with configured(OPTIONS={"auto_initialize": False}):
         assert said("list", "-q") == ""
