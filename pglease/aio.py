@@ -427,6 +427,10 @@ class AsyncPGLease:
         """Return the records of all names that begin with `prefix`. See `PGLease.list_leases`."""
         return await drive.ask(partial(self.client.list_leases, prefix, ended=ended))
 
+    async def queued(self, name: str) -> list[str]:
+        """Return who queues for a lease, in order. See `PGLease.queued`."""
+        return await drive.ask(partial(self.client.queued, name))
+
     async def history(self, name: str | None = None, *, prefix: str = "", limit: int = 100) -> list[Tenure]:
         """Return who held a lease, and how each hold ended. See `PGLease.history`."""
         return await drive.ask(partial(self.client.history, name, prefix=prefix, limit=limit))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast, overload
 
 from pglease import clock, forks, options
 from pglease.backends import Backend, open_backend
-from pglease.backends.base import Budget, remembering
+from pglease.backends.base import Budget, FairBackend, lacks, remembering
 from pglease.blocks import LeaseContext
 from pglease.decorator import TaskDecorator, singleton_decorator
 from pglease.errors import BackendError, ConfigurationError, NotOwnedError
@@ -611,6 +611,19 @@ class PGLease:
         Holds that were given back are left out unless `ended`; those that lapsed are shown until they are cleaned up.
         """
         return self.backend.list(options.prefix(prefix), self._budget(), ended=ended)
+
+    def queued(self, name: str) -> list[str]:
+        """Return the labels of those who queue for `name` (`fair=True`), in every process, whoever is next first.
+
+        Others who wait stand in no queue, and only their own client knows of them: `waiting`.
+
+        Raises:
+            ConfigurationError: the store keeps no queues (trait `fair`).
+        """
+        asked = options.text(name, "name")
+        if not self.backend.traits.fair:
+            raise lacks(self.backend.traits, "fair", "queued")
+        return cast("FairBackend", self.backend).queued(asked, self._budget())
 
     def history(self, name: str | None = None, *, prefix: str = "", limit: int = 100) -> list[Tenure]:
         """Return who held `name`, or the names that begin with `prefix`, and how each hold ended; the present one last.

@@ -284,6 +284,9 @@ class FairBackend(Backend, Protocol):
     def leave_queue(self, name: str, ticket_id: str, budget: Budget) -> bool:
         """Give a place up; False when there was none. Heard as "released" where the name is marked."""
 
+    def queued(self, name: str, budget: Budget) -> builtins.list[str]:
+        """Return the labels of those who queue for a name, the head first. C17 C10."""
+
 
 class GroupBackend(Backend, Protocol):
     """What a store with the trait `groups` adds."""
@@ -406,6 +409,10 @@ class KeepsNoQueue:
     def leave_queue(self, name: str, ticket_id: str, budget: Budget) -> NoReturn:  # noqa: ARG002
         """Say that this store cannot."""
         raise lacks(self.traits, "fair", "leave_queue")
+
+    def queued(self, name: str, budget: Budget) -> NoReturn:  # noqa: ARG002
+        """Say that this store cannot."""
+        raise lacks(self.traits, "fair", "queued")
 
 
 class TakesNoGroups:

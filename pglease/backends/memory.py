@@ -419,6 +419,13 @@ class MemoryBackend(FencesNothing):
                         found.append(row.tenure(each, now, "expired" if row.over(now) else None))
             return sorted(found, key=lambda tenure: (tenure.acquired_at, tenure.fencing_token))[-limit:]
 
+    def queued(self, name: str, budget: Budget) -> builtins.list[str]:
+        """Return the labels of those who queue, the head first."""
+        with self._store.lock:
+            now = self._now(budget)
+            row = self._store.rows.get(name)
+            return [place.owner_id for place in row.line.places if place.expires_at > now] if row else []
+
     def forget(self) -> None:
         """Empty the store, in a forked child: its holds are the parent's."""
         self._subscriptions = []

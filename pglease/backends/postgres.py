@@ -446,6 +446,11 @@ class PostgresBackend:
         """See `FairBackend.leave_queue`."""
         return self._converse(lambda link, sql: postgres_waiting.leave_queue(link, sql, name, ticket_id), budget)
 
+    def queued(self, name: str, budget: Budget) -> builtins.list[str]:
+        """See `FairBackend.queued`."""
+        rows = self._converse(lambda link, sql: link.rows(sql.queued, {"name": name}), budget)
+        return [row[0] for row in rows]
+
     # -- conversations -------------------------------------------------------------------------------------------------
 
     def _converse(self, talk: Callable[[Link, Statements], T], budget: Budget, *, reserved: bool = False) -> T:

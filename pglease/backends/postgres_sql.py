@@ -510,6 +510,11 @@ SELECT coalesce(t.ticket_id = %(ticket_id)s::uuid, false) AS ours, t.owner_id,
 FROM {tickets} t WHERE t.task_name = %(name)s::text AND t.expires_at > pg_catalog.clock_timestamp()
 ORDER BY t.number LIMIT 1
 """
+# queued: C17 C10.
+_QUEUED = """
+SELECT t.owner_id FROM {tickets} t
+WHERE t.task_name = %(name)s::text AND t.expires_at > pg_catalog.clock_timestamp() ORDER BY t.number
+"""
 _TURN_LOCK = "SELECT 1 FROM {leases} l WHERE l.task_name = %(name)s::text FOR UPDATE SKIP LOCKED"
 _SERVED = "DELETE FROM {tickets} t WHERE t.task_name = %(name)s::text AND t.ticket_id = %(ticket_id)s::uuid"
 
@@ -569,6 +574,7 @@ class Statements:
     queue_lock: str
     queue: str
     head: str
+    queued: str
     turn_lock: str
     served: str
     leave_queue: str

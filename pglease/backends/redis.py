@@ -54,6 +54,7 @@ from pglease.backends.redis_lua import (
     LOOK,
     MARK,
     QUEUE,
+    QUEUED,
     RELEASE,
     RENEW,
     TRY_ACQUIRE,
@@ -320,6 +321,10 @@ class RedisBackend(FencesNothing, TakesNoGroups, RemembersNothing):
     def leave_queue(self, name: str, ticket_id: str, budget: Budget) -> bool:
         """See `FairBackend.leave_queue`."""
         return bool(self._ask(LEAVE_QUEUE, (name, ticket_id, self._keys.channel), budget)[0] == b"left")
+
+    def queued(self, name: str, budget: Budget) -> builtins.list[str]:
+        """See `FairBackend.queued`."""
+        return [label.decode() for label in self._ask(QUEUED, (name,), budget)[1:]]
 
     # -- conversations -------------------------------------------------------------------------------------------------
 

@@ -309,6 +309,18 @@ return lines('queued', text(redis.call('ZSCORE', KEYS[3], ARGV[2])), redis.call(
 """
 QUEUE = Script(_QUEUE_UP, keys=len(KEYS))
 
+# ARGV: name. Looking drops nobody: dead tickets are passed over.
+_QUEUED = """
+local labels = {'queued'}
+for _, ticket_id in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
+  if tonumber(redis.call('ZSCORE', KEYS[4], ticket_id) or 0) > now then
+    labels[#labels + 1] = redis.call('HGET', KEYS[5], ticket_id)
+  end
+end
+return lines(unpack(labels))
+"""
+QUEUED = Script(_QUEUED, keys=len(KEYS))
+
 # ARGV: name, ticket_id, channel. Whoever waits may be the next.
 _LEAVE = """
 if not record or not drop(ARGV[2]) then return 'absent' end

@@ -191,6 +191,15 @@ class SQLiteBackend(RemembersNothing):
         """See `FairBackend.leave_queue`."""
         return self._change(lambda turn: sqlite_turn.leave(turn, name, ticket_id), budget)
 
+    def queued(self, name: str, budget: Budget) -> builtins.list[str]:
+        """See `FairBackend.queued`."""
+
+        def read(link: sqlite3.Connection) -> builtins.list[str]:
+            rows = link.execute(self._sql.queued, (name, self._seen(link, name).now)).fetchall()
+            return [label for (label,) in rows]
+
+        return self._file.read(read, budget)
+
     # -- fencing -------------------------------------------------------------------------------------------------------
 
     def guard(self, claim: Claim, connection: Any, *, idle: float = 60.0) -> Guard:  # noqa: ARG002

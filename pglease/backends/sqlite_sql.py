@@ -118,6 +118,7 @@ _WAIT = "UPDATE {leases} SET waited_until_ns = max(waited_until_ns, ?) WHERE tas
 _HEAD = """
 SELECT ticket_id, owner_id, expires_ns FROM {queue} WHERE task_name = ? AND expires_ns > ? ORDER BY number LIMIT 1
 """
+_QUEUED = "SELECT owner_id FROM {queue} WHERE task_name = ? AND expires_ns > ? ORDER BY number"
 _DROP_DEAD = "DELETE FROM {queue} WHERE task_name = ? AND expires_ns <= ?"
 _TICKET = "SELECT number FROM {queue} WHERE task_name = ? AND ticket_id = ?"
 _RENEW_TICKET = "UPDATE {queue} SET expires_ns = ? WHERE task_name = ? AND number = ?"
@@ -155,6 +156,7 @@ class Statements:
     cleanup_queue: str
     wait: str
     head: str
+    queued: str
     drop_dead: str
     ticket: str
     renew_ticket: str

@@ -60,18 +60,23 @@ def list_leases(ctx: click.Context, /, *, prefix: str, ended: bool, as_json: boo
 @quiet_option
 @click.pass_context
 def show(ctx: click.Context, /, *, name: str, as_json: bool, quiet: bool, **_: Any) -> int:
-    """Show everything the store says about NAME. Exit code 1 when it does not know the name."""
-    lease = open_client(ctx).get_lease(name)
+    """Show everything the store says about NAME: who has it, since when, until when, is it renewed, who queues.
+
+    Those who wait without a queue (`fair=True`) are not known to the store. Exit code 1 when it does not know the name.
+    """
+    leases = open_client(ctx)
+    lease = leases.get_lease(name)
     if lease is None:
         if as_json:
             printing.say_json({"name": name, "held": False, "known": False})
         elif not quiet:
             printing.complain(f"the store knows no lease {name!r}")
         return UNKNOWN
+    queue = leases.queued(name) if leases.backend.traits.fair else None
     if as_json:
-        printing.say_json(printing.facts_of(lease))
+        printing.say_json(printing.facts_of(lease) | ({} if queue is None else {"queue": queue}))
     else:
-        printing.details(lease)
+        printing.details(lease, queue)
     return 0
 
 

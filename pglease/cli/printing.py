@@ -113,7 +113,7 @@ def table(leases: Iterable[Lease]) -> None:
     columns(rows)
 
 
-def details(lease: Lease) -> None:
+def details(lease: Lease, queue: Sequence[str] | None = None) -> None:
     """Print everything the store says about one name."""
     rows = [
         ("name", visible(lease.name)),
@@ -125,6 +125,8 @@ def details(lease: Lease) -> None:
         ("expires at" if not lease.is_expired() else "ended at", f"{lease.expires_at:%Y-%m-%d %H:%M:%S %Z}"),
         ("transitions", str(lease.transitions)),
     ]
+    if queue is not None:
+        rows.append(("queue", ", ".join(map(visible, queue)) or "nobody"))
     if lease.metadata:
         rows.append(("metadata", visible(json.dumps(dict(lease.metadata), ensure_ascii=False))))
     columns(rows)

@@ -319,6 +319,27 @@ class WaitingContract:
         assert queued[0].place.number < queued[1].place.number < queued[2].place.number
         assert [each.renewed().place for each in queued] == [each.place for each in queued]
 
+    @clauses("C17", "C7", "C10")
+    def test_who_queues_can_be_read_in_order_and_the_dead_do_not_count(self, world: World) -> None:
+        world.needs("fair")
+
+        def queued() -> list[str]:
+            backend: Any = world.carol.backend
+            found: list[str] = backend.queued("job", budget())
+            return found
+
+        assert queued() == []
+        world.alice.hold("job", 1000 * world.tick)
+        world.bob.queue("job", world.tick)
+        second = world.carol.queue("job", 100 * world.tick)
+        world.alice.queue("job", 100 * world.tick)
+        assert queued() == ["bob", "carol", "alice"]
+
+        world.pass_time(1.1 * world.tick)
+        assert queued() == ["carol", "alice"]
+        assert second.leave()
+        assert queued() == ["alice"]
+
     @clauses("C17", "C1")
     def test_a_ticket_does_not_end_a_hold(self, world: World) -> None:
         world.needs("fair")

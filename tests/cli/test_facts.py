@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pglease import PGLease
+from pglease import PGLease, clock
+from pglease.backends.base import Budget
+from pglease.records import Ticket
 
 
 @pytest.fixture
@@ -64,6 +66,20 @@ def test_show_tells_everything(call, held):
     assert code == 0
     for fact in ("somebody-else", "held for another", "fencing token  1", '{"why": "ü"}'):
         assert fact in out
+
+
+def test_show_says_whether_it_is_renewed_and_who_queues(call, held, leases):
+    budget = Budget.of(30, clock.now)
+    assert "queue          nobody" in call("show", "job")[1]
+    for number, label in enumerate(("first", "second")):
+        assert leases.backend.queue(Ticket("job", f"{number:032x}", label, 60.0), budget)
+
+    out = call("show", "job")[1]
+
+    assert "queue          first, second" in out
+    assert "in time" in out
+    (shown,) = objects(call("show", "job", "--json")[1])
+    assert (shown["queue"], shown["late"]) == (["first", "second"], False)
 
 
 def test_show_of_an_unknown_name_is_1(call, leases):
