@@ -99,7 +99,9 @@ class _Terms:
             held_by=refused.held_by,
             retry_after=refused.retry_after,
         )
-        if self.on_conflict == "retry" and task is not None:
+        if task is not None and (
+            self.on_conflict == "retry" or (self.on_conflict == "skip" and _is_own(task, refused))
+        ):
             _retry(task, busy, refused.retry_after)
         if self.on_conflict != "skip":
             raise busy
@@ -122,6 +124,15 @@ def _facts(task: Task | None) -> dict[str, Any]:
     if task is None or task.request.id is None:
         return {}
     return {"task": task.name, "task_id": task.request.id, "worker": task.request.hostname}
+
+
+def _is_own(task: Task, refused: NotAcquired) -> bool:
+    """Tell whether the same message has it: its child was killed, or has sent it again and is about to end.
+
+    Skipped in favour of itself, the work would be lost.
+    """
+    holder = refused.lease.metadata.get("task_id") if refused.lease is not None else None
+    return holder is not None and holder == task.request.id
 
 
 def _take_handover(task: Task | None) -> Handover | None:
@@ -148,9 +159,10 @@ class LeaseTask(Task):  # type: ignore[misc]  # Celery ships no types
             callable that is given them. None (default): no lease, so that this may be the base of all tasks.
         lease_ttl: seconds (or "5m") until it is free if the child is killed. Default 60.
         lease_on_conflict: what becomes of a call while somebody else has it. "skip" (default): the state `SKIPPED`, and
-            the message is done. "retry": sent again for when the hold would end, counted by the task's `max_retries`;
-            also where the store is unreachable. "raise": `AcquisitionError`, a failure. A task that is called directly
-            answers `pglease.SKIPPED` for "skip", and raises for "retry".
+            the message is done; unless it is the message itself that has it, from a child that was killed or has just
+            sent it again: then as "retry". "retry": sent again for when the hold would end, counted by the task's
+            `max_retries`; also where the store is unreachable. "raise": `AcquisitionError`, a failure. A task that is
+            called directly answers `pglease.SKIPPED` for "skip", and raises for "retry".
         lease_on_lost: "raise" (default), "log", or "exit", which ends the pool child before anybody else can have the
             lease. See `PGLease.acquire`.
         lease_min_hold, lease_max_hold: see `PGLease.acquire`.

@@ -65,7 +65,6 @@ def decorated(tenant):
     base=LeaseTask,
     lease="mortal",
     lease_ttl="4s",
-    lease_on_conflict="retry",
     max_retries=None,
     acks_late=True,
     reject_on_worker_lost=True,

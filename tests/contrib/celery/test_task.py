@@ -182,6 +182,15 @@ def test_an_eager_call_is_skipped_with_the_same_state(app: Celery, leases: PGLea
     assert app.AsyncResult(result.id).state == "SKIPPED"
 
 
+def test_no_message_is_skipped_in_favour_of_itself(app: Celery, leases: PGLease, other: PGLease) -> None:
+    task = app.task(base=LeaseTask, name="job", lease="job", max_retries=1, leases=leases)(token)
+
+    with other.acquire("job", metadata={"task_id": "mine"}):
+        with pytest.raises(AcquisitionError):  # when it was sent again and again
+            task.apply_async(task_id="mine").get()
+        assert task.apply_async(task_id="another").state == "IGNORED"
+
+
 def test_retries_are_counted_by_the_tasks_own_max_retries(app: Celery, leases: PGLease, other: PGLease) -> None:
     task = app.task(base=LeaseTask, name="job", lease="job", lease_on_conflict="retry", max_retries=2, leases=leases)(
         token

@@ -147,3 +147,18 @@ def test_the_example_imports_once_and_says_when_an_import_is_under_way(
         example.main("acme")
 
     assert capsys.readouterr().out == "acme was imported under fencing token 3\n"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
+def test_other_pools_keep_to_the_leases_too(shop: Any, spawn: Any, leases: PGLease, pool: str) -> None:
+    queue = f"of-{pool}"
+    spawn("celery", "-A", "tests.contrib.celery.shop", "worker", "--pool", pool, "--queues", queue, "--without-mingle")
+    task = shop.app.tasks["tests.contrib.celery.shop.skipping"]
+
+    found = get(task.apply_async((pool,), queue=queue))
+
+    assert found["token"] == 1
+    with leases.acquire(f"skip:{pool}"):
+        result = task.apply_async((pool,), queue=queue)
+        wait_until(lambda: result.state == "SKIPPED", PATIENCE)
