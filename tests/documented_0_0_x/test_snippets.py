@@ -98,6 +98,48 @@ def test_a_decorated_job_is_one_at_a_time_and_not_one_a_period(here: Worker, the
     assert (here.did, there.did) == (["generate_report"], ["generate_report"])
 
 
+CELERY = """
+    # tasks.py
+    from celery import Celery
+    from pglease import PGLease
+    import os
+
+    app = Celery('tasks')
+    pglease = PGLease(os.environ['DATABASE_URL'])
+
+    @app.task
+    def process_batch():
+        \"\"\"Ensure only one worker processes batches at a time\"\"\"
+        with pglease.acquire("batch-processing", ttl=1800) as acquired:
+            if acquired:
+                # Process the batch
+                do_batch_work()
+            else:
+                # Another worker is processing, safe to skip
+                pass
+"""
+
+
+def test_of_two_celery_workers_one_processes_the_batch_and_the_other_skips(
+    here: Worker, there: Worker, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", dsn)
+    for worker in (here, there):
+        worker.names["__name__"] = "tasks"  # which Celery names its tasks after
+        worker.run(CELERY)
+
+    def meanwhile() -> None:
+        assert there.can("do_batch_work").names["process_batch"].apply().successful()
+
+    assert here.can("do_batch_work", meanwhile=meanwhile).names["process_batch"].apply().successful()
+    assert (here.did, there.did) == (["do_batch_work"], [])
+
+    there.names["process_batch"].apply()
+    assert there.did == ["do_batch_work"]
+    for worker in (here, there):
+        worker.names["app"].close()
+
+
 EXPLICIT = """
     if pglease.try_acquire("{name}", ttl={ttl}):
         try:
