@@ -25,6 +25,11 @@ def leave(lease: HeldLease) -> None:
     _current.set(tuple(each for each in _current.get() if each() is not lease))
 
 
+def is_under(lease: HeldLease) -> bool:
+    """Tell whether the running code is inside the block of `lease`."""
+    return any(each() is lease for each in _current.get())
+
+
 def current_lease(name: str | None = None) -> HeldLease | None:
     """Return the handle of the innermost block around the running code, or of the innermost for `name`; else None.
 

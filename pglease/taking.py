@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from pglease import clock, drive, identity, options, steps
+from pglease import clock, current, drive, identity, options, steps
 from pglease.backends.base import Backend
 from pglease.bell import Bell
 from pglease.errors import (
@@ -359,7 +359,7 @@ class Taking:
 
     def _refuse_to_wait_for_oneself(self, name: str) -> None:
         hold = self.holds.get(name)
-        if hold is not None and hold.held() and hold.caller == identity.current_caller():
+        if hold is not None and hold.held() and is_callers(hold):
             raise ReentrantError(
                 f"this thread already holds {name!r} through this client; waiting for it would never end", name=name
             )
@@ -421,9 +421,8 @@ class Taking:
 
     def held_here(self, matches: Callable[[str], bool]) -> str | None:
         """Return a name that matches and that this thread or task holds, or None."""
-        caller = identity.current_caller()
         with self._lock:
-            holds = [hold for hold in self.holds.values() if hold.caller == caller and matches(hold.name)]
+            holds = [hold for hold in self.holds.values() if is_callers(hold) and matches(hold.name)]
         return next((hold.name for hold in holds if hold.held()), None)
 
     def names(self) -> list[str]:
@@ -485,6 +484,18 @@ class Attempt:
         self._notices.tell("failed", self._name, self._owner, seconds=clock.now() - self._since, error=error)
 
 
+def is_callers(hold: Hold) -> bool:
+    """Tell whether the running code is what took it, so that to wait for it is to wait for oneself.
+
+    The same thread or task; and for a block, the same context: a web framework enters a block for one request on some
+    thread of its pool, and has that thread serve the next request while the block goes on elsewhere.
+    """
+    if hold.caller != identity.current_caller():
+        return False
+    lease = None if hold.handle is None else hold.handle()
+    return not hold.in_block or lease is None or current.is_under(lease)
+
+
 def _dropper(taking: weakref.ref[Taking]) -> Callable[[Hold], None]:
     """Return what makes the book forget a lost hold, without keeping it alive."""
 
@@ -506,7 +517,11 @@ def not_acquired(refused: NotAcquired, wanted: HoldOptions, *, cancelled: bool =
     facts: dict[str, Any] = {"name": refused.name, "held_by": refused.held_by, "retry_after": refused.retry_after}
     if wanted.wait is None:
         return AcquisitionError(f"the lease {refused.name!r} is {holder}{until}", **facts)
-    how = "the wait was cancelled" if cancelled else f"{timedelta(seconds=wanted.wait)} were not enough"
+    how = (
+        "the wait was cancelled"
+        if cancelled or wanted.wait == float("inf")
+        else f"{timedelta(seconds=wanted.wait)} were not enough"
+    )
     return AcquireTimeout(f"the lease {refused.name!r} is still {holder}{until}: {how}", **facts)
 
 

@@ -11,6 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine
 
 from pglease import PGLease
 from pglease.testing.api_server import ApiServer
@@ -19,8 +23,8 @@ from tests.support import django_site
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-ADDRESS = "postgresql://user:pass@localhost/db"
-"""How every page writes the address of the reader's database."""
+ADDRESS = "//user:pass@localhost/db"
+"""How every page writes the address of the reader's database, after `postgresql:` or `postgresql+driver:`."""
 
 
 def blocks(page: Path) -> list[tuple[int, str]]:
@@ -65,11 +69,27 @@ def a_django_project(dsn: str) -> Iterator[dict[str, Any]]:
         yield {"Report": django_site.report_model()}
 
 
+@contextmanager
+def inside_env_py(_dsn: str) -> Iterator[dict[str, Any]]:
+    """What Alembic has set up when it runs env.py for `upgrade head`."""
+    config = Config()
+    config.set_main_option("script_location", str(ROOT / "examples" / "alembic_pods"))
+    config.set_main_option("path_separator", "os")
+    scripts = ScriptDirectory.from_config(config)
+
+    def upgrade(present: Any, _context: Any) -> Any:
+        return scripts._upgrade_revs("head", present)
+
+    with EnvironmentContext(config, scripts, fn=upgrade, destination_rev="head"):
+        yield {}
+
+
 HELPERS: dict[str, Callable[[str], Any]] = {
     "docs/migration.md": a_dead_worker_and_another,
     "docs/kubernetes.md": a_cluster,
     "docs/django.md": a_django_project,
     "docs/coming-from-django-pglock.md": a_django_project,
+    "docs/sqlalchemy.md": inside_env_py,
 }
 """What a page takes for granted beyond the library."""
 
@@ -80,14 +100,20 @@ def test_the_blocks_of_a_page_run_in_their_order(page: Path, dsn: str, monkeypat
     monkeypatch.setattr(atexit, "register", at_exit.append)
 
     with HELPERS.get(title(page), nothing_more)(dsn) as names:
+        names["__name__"] = "page"
         for line, block in blocks(page):
             # The empty lines before it make a traceback point into the page.
-            exec(compile("\n" * line + block.replace(ADDRESS, dsn), title(page), "exec"), names)
+            exec(
+                compile("\n" * line + block.replace(ADDRESS, dsn.removeprefix("postgresql:")), title(page), "exec"),
+                names,
+            )
 
         for function in at_exit:
             function()
         for client in [each for each in names.values() if isinstance(each, PGLease)]:
             client.close()
+        for engine in [each for each in names.values() if isinstance(each, Engine)]:
+            engine.dispose()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=title)

@@ -1,15 +1,22 @@
 """The examples do what they say, as they stand."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import psycopg
 import pytest
 
 from pglease import PGLease
+from tests.support.worlds import wait_until
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -158,3 +165,72 @@ def test_of_the_replicas_of_a_django_project_one_migrates_and_one_writes_the_rep
     assert leases.wait_for_lease("report", timeout=60)
     second = manage("report", "--takes", "0")
     assert second.communicate(timeout=120)[0] == "skipped: somebody-else is at it\n"
+
+
+@pytest.fixture
+def serve(dsn):
+    """Start a web server on a free port; return the address it says it listens at."""
+    running = []
+
+    def begin(*command):
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", *command],
+            env={**os.environ, "DATABASE_URL": dsn, "FLASK_PGLEASE_HEARTBEAT_INTERVAL": "0.2"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        running.append(process)
+        said = ""
+        while not (found := re.search(r"(?:running on|Listening at:) (http://\S+:\d+)", said)):
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        return found[1]
+
+    yield begin
+    for process in running:
+        process.terminate()
+        assert process.wait(60) in {0, -signal.SIGTERM}  # uvicorn tidies up, then ends by the signal
+
+
+def post(url):
+    try:
+        with urlopen(Request(url, method="POST"), timeout=100) as answer:
+            return answer.status, dict(answer.headers), json.load(answer)
+    except HTTPError as refused:
+        with refused:
+            return refused.code, dict(refused.headers), None
+
+
+def is_held(leases, name):
+    lease = leases.get_lease(name)
+    return lease is not None and not lease.is_expired()
+
+
+def test_an_endpoint_of_fastapi_runs_once_at_a_time_for_each_tenant(serve, leases):
+    address = serve("uvicorn", "--app-dir", str(EXAMPLES), "--port", "0", "fastapi_sync:app")
+    assert leases.try_acquire("sync:acme", ttl=60)
+
+    busy, headers, _ = post(f"{address}/sync/acme?seconds=0")
+    assert (busy, 1 <= int(headers["retry-after"]) <= 60) == (423, True)
+    assert post(f"{address}/sync/globex?seconds=0")[2] == {"synchronised": "globex", "under": 1}
+
+    leases.release("sync:acme")
+    assert post(f"{address}/sync/acme?seconds=0")[2] == {"synchronised": "acme", "under": 2}
+
+
+def test_workers_that_gunicorn_forked_from_a_preloaded_flask_exclude_each_other(serve, leases):
+    workers = ("--preload", "--workers", "2", "--bind", "127.0.0.1:0")
+    address = serve("gunicorn", "--chdir", str(EXAMPLES), *workers, "flask_shop:app")
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(post, f"{address}/tasks/cleanup?seconds=60")
+        wait_until(lambda: is_held(leases, "cleanup"))
+        _, _, second = post(f"{address}/tasks/cleanup?seconds=0")
+        assert leases.force_release("cleanup", 1)
+
+        assert second["status"] == "skipped"
+        assert first.result(100)[0] == 500  # a lost lease is no success
+    assert post(f"{address}/tasks/cleanup?seconds=0")[2]["status"] == "completed"

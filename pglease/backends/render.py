@@ -8,16 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pglease.backends.postgres_schema import ddl, grants
+from pglease.backends.postgres_schema import ddl, grants, undo
 from pglease.schema import TableNames, table_names
 
-_DROP = """\
--- Leases and their fencing tokens are gone after this: tokens start again at 1.
-DROP TABLE IF EXISTS {history};
-DROP TABLE IF EXISTS {tickets};
-DROP TABLE IF EXISTS {meta};
-DROP TABLE IF EXISTS {leases};
-"""
+_GONE = "-- Leases and their fencing tokens are gone after this: tokens start again at 1.\n"
 
 _DJANGO = '''\
 """The lease table of pglease. Copy this file into the migrations of one of your apps and adjust `dependencies`.
@@ -75,8 +69,7 @@ def downgrade() -> None:
 def render_migrations(names: TableNames | None = None) -> dict[str, str]:
     """Return the text of every file under `migrations/`, by its path there."""
     names = table_names() if names is None else names
-    tables = {"leases": names.leases, "meta": names.meta, "tickets": names.tickets, "history": names.history}
-    forward, backward = ddl(names), _DROP.format(**tables)
+    forward, backward = ddl(names), _GONE + "".join(f"{statement};\n" for statement in undo(names))
     return {
         "sql/0001_pglease.sql": forward,
         "sql/0001_pglease.down.sql": backward,

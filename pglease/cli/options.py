@@ -28,13 +28,15 @@ class Host:
 
     Attributes:
         program: what it is called, for usage and help.
-        store: builds the store where neither --dsn nor --local names one. It is closed when the command ends.
+        store: returns the store where neither --dsn nor --local names one.
         argv: returns what is executed for the COMMAND of `run`.
+        keeps_store: whether the store goes on when the command ends. Default False: it is closed then.
     """
 
     program: str
     store: Callable[[], Backend]
     argv: Callable[[Sequence[str]], Sequence[str]]
+    keeps_store: bool = False
 
 
 NO_STORE = (
@@ -180,12 +182,23 @@ def address_from(ctx: click.Context) -> str:
     return address
 
 
+def _host(ctx: click.Context) -> Host | None:
+    """Return whose store it is, unless an option names another one."""
+    return None if any(_chosen(ctx)) else ctx.find_object(Host)
+
+
 def open_store(ctx: click.Context) -> Backend:
-    """Return the store: the one given by option, the host's, or the environment's. Nothing is sent yet."""
+    """Return the store: the one given by option, the host's, or the environment's. Nothing is sent yet.
+
+    It is closed when the command ends, unless the host keeps it.
+    """
     from pglease.backends import open_backend
 
     host = _host(ctx)
-    return open_backend(address_from(ctx)) if host is None else host.store()
+    store = open_backend(address_from(ctx)) if host is None else host.store()
+    if host is None or not host.keeps_store:
+        ctx.call_on_close(lambda: _close(store))
+    return store
 
 
 def open_client(ctx: click.Context, **options: Any) -> PGLease:
@@ -195,23 +208,14 @@ def open_client(ctx: click.Context, **options: Any) -> PGLease:
     """
     from pglease.client import KNOBS, PGLease
 
-    host = _host(ctx)
-    if host is None:
+    if _host(ctx) is None:
         client = PGLease(address_from(ctx), **options)
-        ctx.call_on_close(lambda: _close(client))
-        return client
-    store = host.store()
-    client = PGLease(store, **{name: value for name, value in options.items() if name not in KNOBS})
-    ctx.call_on_close(lambda: _close(client, store))
+    else:
+        client = PGLease(open_store(ctx), **{name: value for name, value in options.items() if name not in KNOBS})
+    ctx.call_on_close(lambda: _close(client))
     return client
 
 
-def _host(ctx: click.Context) -> Host | None:
-    """Return the program that has the command line inside, where neither --dsn nor --local names a store."""
-    return None if any(_chosen(ctx)) else ctx.find_object(Host)
-
-
-def _close(*opened: PGLease | Backend) -> None:
-    for each in opened:
-        with contextlib.suppress(Exception):  # the exit code is settled; what could not be given back lapses
-            each.close()
+def _close(what: PGLease | Backend) -> None:
+    with contextlib.suppress(Exception):  # the command's exit code is settled; what could not be given back lapses
+        what.close()

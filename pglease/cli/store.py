@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -48,8 +48,8 @@ def schema(ctx: click.Context, /, *, action: str, force: bool, as_json: bool, qu
         "diff": _diff,
         "grants": _grants,
     }
-    with _Store(ctx, as_json, quiet) as store:
-        return actions[action](store)
+    store = _Store(ctx, as_json, quiet)
+    return actions[action](store)
 
 
 class _Store:
@@ -59,12 +59,6 @@ class _Store:
         self.backend: Any = open_store(ctx)
         self.as_json = as_json
         self.quiet = quiet
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.backend.close()
 
     def verb(self, name: str, purpose: str) -> Callable[..., Any]:
         """Return what the store can do, or say in one sentence that it cannot."""
@@ -124,8 +118,8 @@ def _diff(store: _Store) -> int:
 @click.pass_context
 def doctor(ctx: click.Context, /, *, as_json: bool, quiet: bool, **_: Any) -> int:
     """Check whether the store is fit for leases: one line a check, and what to do. Exit code 1 if a check failed."""
-    with _Store(ctx, as_json, quiet) as store:
-        statuses = [_examine(check, store) for check in _checks(store)]
+    store = _Store(ctx, as_json, quiet)
+    statuses = [_examine(check, store) for check in _checks(store)]
     return 1 if "fail" in statuses else 0
 
 
@@ -173,8 +167,8 @@ def bump_epoch(ctx: click.Context, /, *, quarantine: float | None, as_json: bool
     virtual machine that was set back to a snapshot, rows that were deleted or copied back by hand, and servers of
     which `doctor` says that they cannot tell their timeline. Running it once too often does no harm.
     """
-    with _Store(ctx, as_json, quiet) as store:
-        epoch = store.verb("bump_epoch", "cannot begin a new epoch")(quarantine=quarantine)
+    store = _Store(ctx, as_json, quiet)
+    epoch = store.verb("bump_epoch", "cannot begin a new epoch")(quarantine=quarantine)
     above = epoch << 32
     if as_json:
         printing.say_json({"epoch": epoch, "tokens_above": above})

@@ -13,7 +13,7 @@ from pglease.errors import NotOwnedError, ReentrantError
 from pglease.handles import HeldLease, Hold, NotAcquired
 from pglease.options import Duration, HoldOptions, OnLost
 from pglease.primitives.configs import LockConfig, arguments_of, renew_by
-from pglease.taking import not_acquired
+from pglease.taking import is_callers, not_acquired
 
 if TYPE_CHECKING:
     from pglease.client import PGLease
@@ -154,7 +154,7 @@ class Lock:
     def _own_hold(self) -> Hold | None:
         """Return what this thread or task holds by this name, through whatever object of the client."""
         hold = self.leases.taking.holds.get(self.name)
-        return hold if hold is not None and hold.held() and hold.caller == identity.current_caller() else None
+        return hold if hold is not None and hold.held() and is_callers(hold) else None
 
     # -- what is -------------------------------------------------------------------------------------------------------
 

