@@ -167,7 +167,10 @@ class PGLease:
 
     @classmethod
     def from_engine(cls, engine: Any, **arguments: Any) -> Self:
-        """Build a client on a SQLAlchemy engine's connections. See `PostgresBackend.from_connection_factory`."""
+        """Build a client on a SQLAlchemy engine's connections (psycopg or psycopg2). See `PostgresBackend.from_engine`.
+
+        An engine whose pool the application can use up may cost a lease; an address, or an engine with `NullPool`, not.
+        """
         from pglease.backends.postgres import PostgresBackend
 
         return cls(PostgresBackend.from_engine(engine), **arguments)
@@ -738,9 +741,14 @@ class PGLease:
 _clients: weakref.WeakSet[PGLease] = weakref.WeakSet()
 
 
+def every_client() -> list[PGLease]:
+    """Return the clients of this process that were not closed."""
+    return list(_clients)
+
+
 @atexit.register
 def _close_clients() -> None:
-    for client in list(_clients):
+    for client in every_client():
         try:
             client._close_at_exit()
         except Exception:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
 from pglease import options
@@ -70,6 +71,24 @@ def default_client() -> PGLease:
         if _client is None:
             _client = PGLease.from_env()
         return _client
+
+
+def is_configured() -> bool:
+    """Tell whether there is a default client, or an address to make it from."""
+    return _client is not None or any(os.environ.get(name) for name in ("PGLEASE_URL", "DATABASE_URL"))
+
+
+@contextmanager
+def standing_in(client: PGLease) -> Iterator[None]:
+    """Let `client` be the default one meanwhile; for tests. Neither it nor the usual one is closed."""
+    global _client  # noqa: PLW0603
+    with _lock:
+        usual, _client = _client, client
+    try:
+        yield
+    finally:
+        with _lock:
+            _client = usual
 
 
 def acquire(name: str, ttl: options.Duration = 60, raise_on_failure: bool = False, **wanted: Any) -> LeaseContext[Any]:

@@ -218,6 +218,17 @@ class MemoryBackend(FencesNothing):
         """Return another client of the same store; closing one leaves the others open."""
         return type(self)(store=self._store)
 
+    def shares(self, other: MemoryBackend) -> bool:
+        """Tell whether both are clients of one store."""
+        return self._store is other._store
+
+    def wake(self) -> None:
+        """Have everybody who waits or watches look again: for whoever has moved the clock on."""
+        with self._store.lock:
+            for name in self._store.rows:
+                for listener in tuple(self._store.listeners):
+                    listener.put(Change(name, "released", 0.0))
+
     def __repr__(self) -> str:
         return f"<MemoryBackend {'closed' if self._closed else 'open'}>"
 
