@@ -36,6 +36,8 @@ LEVELS: dict[EventKind, int] = {
     "transferred": logging.DEBUG,
     "forced": logging.INFO,
 }
+LEAST = {**LEVELS, "lost": logging.INFO, "unconfirmed": logging.INFO}
+"""The least level at which something of the kind is written: some ends are of one's own making."""
 _TEXTS: dict[EventKind, str] = {
     "attempted": "the lease %(name)r is asked for",
     "acquired": "the lease %(name)r was acquired in %(seconds).3f s (token %(token)s)",
@@ -67,7 +69,7 @@ class Logbook:
     @staticmethod
     def wants(kind: EventKind) -> bool:
         """Tell whether the log would show it."""
-        return log.isEnabledFor(logging.INFO if kind == "lost" else LEVELS[kind])
+        return log.isEnabledFor(LEAST[kind])
 
     def notify(self, event: Event) -> None:
         """Write one event."""

@@ -10,13 +10,14 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, TypeAlias
 
 from pglease import clock
 from pglease.events import Event, EventKind, Observer, Waiting
-from pglease.logbook import Logbook
+from pglease.logbook import LEAST, Logbook
 
 if TYPE_CHECKING:
     from pglease.handles import Hold
@@ -25,6 +26,10 @@ log = logging.getLogger("pglease")
 
 MOST_PENDING = 10_000
 """Events kept for an observer that is slower than its leases; more are dropped, and that is said."""
+
+REST = 0.005
+"""Seconds that an observer's thread rests after it has told what there was: to wake it costs those who take leases more
+than to queue an event, so of many events in a row few wake it."""
 
 _Message: TypeAlias = tuple[Event, Context]
 
@@ -90,12 +95,16 @@ class _Desk:
 
     def _run(self) -> None:
         while (message := self._messages.get()) is not None:
-            event, context = message
-            try:
-                context.run(self._observer.notify, event)
-            except BaseException:  # also SystemExit, which would end this thread in silence
-                with contextlib.suppress(Exception):  # the log itself may be what failed
-                    log.exception("the observer %r failed on %s of %r", self._observer, event.kind, event.name)
+            self._tell(*message)
+            if not self._messages.qsize():
+                time.sleep(REST)
+
+    def _tell(self, event: Event, context: Context) -> None:
+        try:
+            context.run(self._observer.notify, event)
+        except BaseException:  # also SystemExit, which would end this thread in silence
+            with contextlib.suppress(Exception):  # the log itself may be what failed
+                log.exception("the observer %r failed on %s of %r", self._observer, event.kind, event.name)
 
 
 class Notices:
@@ -128,9 +137,9 @@ class Notices:
         Args:
             context: whose doing it is; None is the caller's own.
         """
-        takers = [desk for desk in self._desks if desk.wants(kind)]
-        if not takers:
+        if not self._has_guests and not log.isEnabledFor(LEAST[kind]):  # so it is most of the time: at little cost
             return
+        takers = [desk for desk in self._desks if desk.wants(kind)]
         trouble = error if isinstance(error, Exception) else None
         event = Event(kind, name, owner_id, fencing_token, reason, seconds, trouble, waiting, clock.now())
         for desk in takers:
