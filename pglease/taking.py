@@ -169,11 +169,11 @@ class Taking:
 
     def _let_all_go(self, asked: Sequence[Request], wanted: Sequence[HoldOptions], error: BaseException) -> None:
         """Let go of several grants, unless the store has said that there are none."""
-        for request, options_ in zip(asked, wanted, strict=True):
-            Attempt(self.manager.notices, request, options_).failed(error)
         if not isinstance(error, BackendError) or getattr(error, "outcome_unknown", False):
             for request in asked:
                 self._let_go(request)
+        for request, options_ in zip(asked, wanted, strict=True):
+            Attempt(self.manager.notices, request, options_).failed(error)
 
     def _all_taken(
         self,

@@ -146,6 +146,10 @@ def test_importing_pglease_is_quick(elsewhere):
     def took(module: str) -> float:
         return float(run(elsewhere, "-I", "-c", code.format(module), env=environment).stdout)
 
-    ours, yardstick = zip(*((took("pglease"), took("asyncio")) for _ in range(ATTEMPTS)), strict=True)
-
-    assert min(ours) < IMPORT_BUDGET * max(1.0, min(yardstick) / YARDSTICK), (ours, yardstick)
+    ours, yardstick = [], []
+    for _ in range(ATTEMPTS):
+        ours.append(took("pglease"))
+        yardstick.append(took("asyncio"))
+        if min(ours) < IMPORT_BUDGET * max(1.0, min(yardstick) / YARDSTICK):
+            return
+    raise AssertionError((ours, yardstick))
