@@ -19,6 +19,7 @@ from pglease.testing.checkers import Footprint, Verdict
 from pglease.testing.histories import History, Scribe
 from tests.jepsen.crew import Crew
 from tests.jepsen.nemeses import Chaos, nemeses_of
+from tests.jepsen.picture import picture
 from tests.jepsen.registers import Registers
 from tests.jepsen.worker import Orders
 from tests.jepsen.worlds import TTL, WORLDS, World
@@ -73,7 +74,12 @@ class Report:
         """Say what is wrong, where the history is, and how to run it again."""
         lines = [f"{v.checker}: {complaint}" for v in self.verdicts for complaint in v.complaints[:5]]
         return "\n".join(
-            [f"{self.world}, seed {self.seed}:", *lines, f"history: {self.folder}", f"replay: {self.replay}"]
+            [
+                f"{self.world}, seed {self.seed}:",
+                *lines,
+                f"history and picture: {self.folder}",
+                f"replay: {self.replay}",
+            ]
         )
 
     def seen(self, checker: str, what: str) -> int:
@@ -146,6 +152,8 @@ def run(name: str, seed: int, seconds: float, *, mistake: str = "", calm: bool =
     if report.fine:
         shutil.rmtree(folder)
         report.folder = None
+    else:
+        (folder / "timeline.svg").write_text(picture(report.history, report.replay), encoding="utf-8")
     return report
 
 

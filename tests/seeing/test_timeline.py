@@ -13,7 +13,9 @@ import pytest
 
 from pglease import Tenure
 from pglease.records import Ending
+from pglease.testing.histories import Fault, History, Look, Op, Told
 from pglease.timeline import _COLOURS, WIDTH, WORDS, svg
+from tests.jepsen.picture import picture
 
 BEGAN = datetime(2026, 11, 30, 4, 0, tzinfo=UTC)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -158,3 +160,25 @@ def test_whatever_is_drawn_stays_on_the_paper(seed):
         assert 0 <= x <= x + width <= WIDTH
     ticks = list(picture.iter(f"{SVG}line"))
     assert len(ticks) <= 10
+
+
+def test_a_run_under_faults_is_drawn_by_what_each_process_believed_and_how_that_ended():
+    history = History.of(
+        [
+            Op("1", "p1", "acquire", "job", 10.0, 10.1, "ok", 1),
+            Look("1", 11.0, 12.0),
+            Op("1:release", "p1", "release", "job", 11.5, 11.6, "ok", 1),
+            Op("2", "p2", "acquire", "job", 11.7, 11.8, "ok", 2),
+            Look("2", 12.0, 14.0),
+            Fault("kill", 13.0, 13.0, "p2"),
+            Op("3", "p1", "acquire", "job", 15.0, 15.1, "ok", 3),
+            Look("3", 15.2, 18.0),
+            Told("3", 16.0, 18.0, "forced"),
+        ]
+    )
+
+    text = picture(history, "seed 7")
+
+    titles = [group.find(f"{SVG}title").text for group in parse(text).iter(f"{SVG}g")]
+    assert [title.rsplit(", ", 1)[1] for title in titles] == ["released", "its session died", "ended by an operator"]
+    assert "seed 7" in text
