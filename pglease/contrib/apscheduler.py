@@ -93,7 +93,8 @@ def _next_after(now: datetime, job: Job) -> datetime | None:
 def _come_to_rest(scheduler: BaseScheduler) -> None:
     if scheduler.running:
         scheduler.pause()
-    scheduler.get_jobs()  # waits for a pass that was under way, and submits what it found due
+    with scheduler._jobstores_lock:  # noqa: SLF001  # held by a pass that is under way, and submits what it found due
+        pass
     while _running(scheduler):
         time.sleep(LOOK)
 

@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 from apscheduler.events import EVENT_JOB_SUBMITTED
+from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.schedulers.base import STATE_PAUSED
 from apscheduler.triggers.combining import OrTrigger
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from pglease import SKIPPED, ConfigurationError, LeaderElection, PGLease
-from pglease.contrib.apscheduler import election_for
+from pglease.contrib.apscheduler import _running, election_for
 from tests.support.worlds import always, steal, wait_until
 
 pytestmark = pytest.mark.matrix
@@ -77,22 +79,40 @@ def test_whoever_lost_the_lease_runs_no_jobs_until_it_leads_again(worker: Callab
     steal(dsn, "scheduler")
 
     assert election.wait_until_lost(30)
-    wait_until(lambda: scheduler.state == 2)
+    wait_until(lambda: scheduler.state == STATE_PAUSED)
+    scheduler.get_jobs()  # waits for a pass that is under way
+    wait_until(lambda: not _running(scheduler))
     before = len(ran)
     always(lambda: len(ran) == before, 0.3)
 
 
+class Away(MemoryJobStore):  # type: ignore[misc]  # APScheduler ships no types
+    """A job store that stops answering."""
+
+    answers = True
+
+    def get_all_jobs(self) -> Any:
+        if not self.answers:
+            raise OSError("the job store is away")
+        return super().get_all_jobs()
+
+
 def test_the_lease_is_kept_until_the_jobs_of_the_term_have_ended(worker: Callable[..., Worker]) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    begun, go_on, store = threading.Event(), threading.Event(), Away()
 
     def long() -> None:
         begun.set()
         go_on.wait(60)
 
-    _, first = worker(lambda scheduler: scheduler.add_job(long, "interval", seconds=0.05))
+    def jobs(scheduler: BackgroundScheduler) -> None:
+        scheduler.add_jobstore(store)
+        scheduler.add_job(long, "interval", seconds=0.05)
+
+    _, first = worker(jobs)
     assert begun.wait(30)
     _, second = worker(lambda _: None)
 
+    store.answers = False
     first.request_stop()
 
     always(lambda: not second.is_leader, 0.3)

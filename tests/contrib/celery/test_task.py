@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, current_task
 
 from pglease import SKIPPED, AcquisitionError, BackendUnavailable, ConfigurationError, PGLease, current_lease
-from pglease.contrib.celery import LeaseTask, leased
+from pglease.contrib.celery import HANDOVER_HEADER, LeaseTask, leased
 
 
 @pytest.fixture
@@ -240,6 +240,30 @@ def test_a_handover_of_another_lease_is_refused_before_anything_is_sent(app: Cel
     with pytest.raises(ConfigurationError, match=r"needs the lease 'import:b', and was handed over 'import:a'"):
         task.apply_async(("b",), handover=handover)
     assert task.apply_async(("a",), handover=handover).get() == 3
+
+
+def test_a_handover_of_another_lease_is_refused_by_the_worker_too(app: Celery, leases: PGLease) -> None:
+    @app.task
+    @leased("import:{tenant}", leases=leases)
+    def imported(tenant):
+        return token()
+
+    def headers(name: str) -> dict[str, str]:
+        with leases.acquire(name) as lease:
+            return {HANDOVER_HEADER: str(lease.transfer("celery"))}
+
+    with pytest.raises(ConfigurationError, match=r"needs the lease 'import:b', and was handed over 'import:a'"):
+        imported.apply_async(("b",), headers=headers("import:a")).get()
+    assert imported.apply_async(("c",), headers=headers("import:c")).get() == 3
+
+
+def test_a_direct_call_is_the_current_task_and_has_a_request_of_its_own(app: Celery, leases: PGLease) -> None:
+    @app.task(base=LeaseTask, bind=True, lease="job", leases=leases)
+    def job(self, *words):
+        return current_task.name == self.name, tuple(self.request.args)
+
+    assert job("a", "b") == (True, ("a", "b"))
+    assert job.delay("a", "b").get() == (True, ("a", "b"))
 
 
 def test_a_signature_carries_a_handover(app: Celery, leases: PGLease) -> None:
