@@ -343,11 +343,7 @@ def test_the_compose_file_is_one_by_the_schema_of_compose(tmp_path: Path) -> Non
 
 def test_every_secret_and_volume_of_the_compose_file_is_declared() -> None:
     (compose,) = documents(COMPOSE)
-    used = {
-        each["source"] if isinstance(each, dict) else each
-        for service in compose["services"].values()
-        for each in service.get("secrets", [])
-    }
+    used = {each for service in compose["services"].values() for each in service.get("secrets", [])}
 
     assert used == compose["secrets"].keys()
     assert compose["volumes"].keys() == {"data"}
