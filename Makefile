@@ -57,6 +57,15 @@ stress: $(DONE) ## Simulate 20,000 seeds, hunt known mistakes, explore the model
 soak: $(DONE) ## Load, leaks, and runs under faults for hours; ARGS="--hours 8"
 	$(PY) -m tests.soak $(ARGS)
 
+mutants: $(DONE) ## Change the pure modules in one place at a time, and see a test turn red each time
+	$(PY) -m tests.mutants $(ARGS)
+
+coverage: $(DONE) ## Run the tests under coverage, of branches, and report
+	$(BIN)/coverage erase
+	COVERAGE_CORE=ctrace $(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
 matrix: $(DONE) ## Run the marked tests on PostgreSQL 14 to 18, PgBouncer, Python 3.12 and 3.13, without psycopg2, SQLAlchemy 1.4
 	@PY=$(PY) WORKERS=$(WORKERS) tests/support/matrix.sh $(ARGS)
 

@@ -93,9 +93,12 @@ from pathlib import Path
 from pglease import PGLease, clock
 from pglease.testing.histories import Look, Op, Scribe
 from dataclasses import replace
-url, folder, number, until = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])
+url, folder, number = sys.argv[1:]
 scribe = Scribe(Path(folder) / f"{number}.jsonl", number)
 leases, count = PGLease(url, owner_id=number, pool_size=1), 0
+leases.get_lease("job")
+print("ready", flush=True)
+until = float(sys.stdin.readline())
 while clock.now() < until:
     count += 1
     op = scribe.begin(f"{number}.{count}", "acquire", "job")
@@ -123,12 +126,28 @@ def crowd(chosen: argparse.Namespace) -> list[Row]:
         PGLease(server.dsn) as leases,
     ):
         leases.get_lease("job")
-        until = clock.now() + 40.0
         processes = [
-            subprocess.Popen([sys.executable, "-c", CROWD, server.dsn, folder, f"p{number}", str(until)], cwd=ROOT)
+            subprocess.Popen(
+                [sys.executable, "-c", CROWD, server.dsn, folder, f"p{number}"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
             for number in range(64)
         ]
-        ended = [process.wait(300) for process in processes]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        until = clock.now() + (20.0 if not chosen.quick else 10.0)
+        ended = []
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{until}\n")
+            process.stdin.flush()
+        for process in processes:
+            process.communicate(timeout=300)
+            ended.append(process.returncode)
         history = History.read(sorted(Path(folder).glob("*.jsonl")))
     denied = sum(op.outcome == "denied" for op in history.ops)
     wrong = [*checkers.one_believer(history).complaints, *checkers.rising_tokens(history).complaints]
@@ -146,16 +165,16 @@ def under_a_held_snapshot(chosen: argparse.Namespace) -> list[Row]:
     """Renew 200,000 times while somebody's snapshot keeps every old version of the row."""
     wanted, took = 20_000 if chosen.quick else 200_000, list[float]()
     with LocalPostgres() as server, PGLease(server.dsn) as leases, psycopg.connect(server.dsn) as reader:
-        held = [leases.wait_for_lease(f"lease-{number}", ttl=600) for number in range(10)]
+        lease = leases.wait_for_lease("job", ttl=600)
         reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         reader.execute("SELECT count(*) FROM pglease_leases")
-        for number in range(wanted):
+        for _ in range(wanted):
             began = time.perf_counter()
-            held[number % 10].renew()
+            lease.renew()
             took.append(time.perf_counter() - began)
         reader.rollback()
         server.execute("SELECT pg_stat_force_next_flush()")
-        leases.release("lease-0")
+        leases.release("job")
         time.sleep(1.5)
         ((updates, hot),) = server.execute(
             "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'pglease_leases'"
@@ -168,7 +187,7 @@ def under_a_held_snapshot(chosen: argparse.Namespace) -> list[Row]:
             "50 ms",
             kept=last < 0.05,
         ),
-        row("HOT updates among them", f"{100 * hot / updates:.1f} %", "reported", kept=True),
+        row("HOT updates among them", f"{100 * hot / updates:.1f} %", "95 %", kept=hot > 0.95 * updates),
     ]
 
 
@@ -256,7 +275,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put the figures into docs/proof.md")
     chosen = parser.parse_args()
     rows = [line for name in chosen.only for line in PARTS[name](chosen)]
-    if chosen.write:
+    if chosen.write and all(line.kept for line in rows):
         lines = [f"| {what} | {measured} | {promised} |" for what, measured, promised, _ in rows]
         write("soak", "\n".join([f"On {today()}.\n", "| what | measured | promised |", "|---|---|---|", *lines]))
     return not all(kept for *_, kept in rows)

@@ -29,7 +29,7 @@ def lease_in(row: Row) -> Lease:
     read = datetime.fromtimestamp
     try:
         times = read(acquired, UTC), read(heartbeat, UTC), read(expires, UTC), read(seen, UTC)
-    except (OverflowError, ValueError):  # a row written by hand may say 'infinity'; reading it must not fail
+    except (OSError, OverflowError, ValueError):  # a row written by hand may say 'infinity'; reading it must not fail
         times = _moment(acquired), _moment(heartbeat), _moment(expires), _moment(seen)
     return Lease(name, owner, token, *times[:3], transitions, times[3], attached, given_back)
 
@@ -49,7 +49,7 @@ def written(metadata: Mapping[str, Any]) -> str | None:
 def _moment(epoch: float) -> datetime:
     try:
         return datetime.fromtimestamp(epoch, UTC)
-    except (OverflowError, ValueError):
+    except (OSError, OverflowError, ValueError):
         return datetime(9999, 12, 31, tzinfo=UTC) if epoch > 0 else datetime(1, 1, 1, tzinfo=UTC)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pglease import steps
 from pglease.errors import BackendUnavailable
-from pglease.records import Granted, Lease, Refused, Released, Request
+from pglease.records import Adoption, Gone, Granted, InTheWay, Lease, Refused, Released, Request
 from pglease.steps import LAST_LOOK, Answer, Call, Patience, Wait
 from pglease.term import Term
 
@@ -388,3 +388,131 @@ def test_pauses_never_exceed_what_is_left_and_the_end_is_kept(wait, poll, spread
         assert asked.now <= until
         assert asked.now < asked.result.trusted_until
     assert asked.now <= until + 10.0 + 1e-6
+
+
+# -- what comes after a grant was given back ---------------------------------------------------------------------------
+
+
+def renamed(request: Request) -> Request:
+    return Request(request.name, request.owner_id, "f" * 32, request.ttl)
+
+
+def ids_of(asked: Story) -> list[str]:
+    return [call.args[0].lease_id for call in asked.calls if call.verb == "try_acquire"]
+
+
+@pytest.mark.parametrize(("wait", "expected"), [(math.inf, ["0" * 32, "f" * 32]), (100.0, ["0" * 32, "f" * 32])])
+def test_what_is_asked_after_a_late_grant_has_an_id_of_its_own(wait: float, expected: list[str]) -> None:
+    patience = Patience(100.0 + wait, 1.0, 80.0)
+    conversation = steps.acquire(
+        REQUEST, margin=MARGIN, patience=patience, now=100.0, spread=lambda: 0.5, anew=renamed
+    )  # fmt: skip
+    asked = Story(conversation).begin().answer(granted(), took=70.0).answer(Released()).answer(granted())
+
+    assert isinstance(asked.result, Term)
+    assert ids_of(asked) == expected
+
+
+def test_a_look_after_the_end_of_the_wait_asks_under_the_same_id() -> None:
+    patience = Patience(101.0, 1.0, 80.0)
+    conversation = steps.acquire(
+        REQUEST, margin=MARGIN, patience=patience, now=100.0, spread=lambda: 0.5, anew=renamed
+    )  # fmt: skip
+    asked = Story(conversation).begin()
+
+    with pytest.raises(BackendUnavailable, match="too late"):
+        asked.answer(granted(), took=2.0).answer(Released())
+    assert ids_of(asked) == ["0" * 32]
+
+
+def test_a_grant_at_the_very_end_of_the_wait_is_in_time() -> None:
+    asked = story(wait=8.0, attempt=8.0).answer(granted(), took=8.0)
+
+    assert isinstance(asked.result, Term)
+
+
+def test_a_wait_says_nothing_about_a_longer_rest_unless_it_is_told() -> None:
+    assert Wait(1.0).at_most == math.inf
+    assert Answer(1.0).sent_at == 0.0
+
+
+# -- several at once ---------------------------------------------------------------------------------------------------
+
+
+def several(**answer: Any) -> list[Term] | InTheWay | None:
+    """What became of asking for two names at once."""
+    requests = [REQUEST, Request("other", "me", "1" * 32, TTL / 2)]
+    conversation = steps.acquire_many(requests, margin=MARGIN, attempt=10.0)
+    assert next(conversation) == Call("try_acquire_many", (requests,), 10.0)
+    with pytest.raises(StopIteration) as end:
+        conversation.send(Answer(**{"now": 101.0, "sent_at": 100.0} | answer))
+    return end.value.value
+
+
+def test_several_that_are_granted_are_several_beliefs() -> None:
+    first, second = several(value=[granted(), granted()])
+
+    assert (first.trusted_until, second.trusted_until) == (100.0 + TTL - MARGIN, 100.0 + TTL / 2 - MARGIN)
+    assert first.sent_at == 100.0
+
+
+@pytest.mark.parametrize("answer", [None, InTheWay("other", refused())])
+def test_several_of_which_one_is_in_the_way_are_answered_as_the_store_says(answer: Any) -> None:
+    assert several(value=answer) is answer
+
+
+def test_several_that_are_not_answered_are_trouble() -> None:
+    with pytest.raises(BackendUnavailable, match="down") as caught:
+        several(error=down(outcome_unknown=True))
+
+    assert caught.value.outcome_unknown
+
+
+@pytest.mark.parametrize("now", [100.0 + TTL / 2 - MARGIN, 100.0 + TTL])
+def test_several_of_which_one_came_too_late_may_have_been_granted(now: float) -> None:
+    with pytest.raises(BackendUnavailable, match="too late") as caught:
+        several(value=[granted(), granted()], now=now)
+
+    assert caught.value.outcome_unknown
+
+
+def test_an_answer_to_fewer_than_were_asked_for_is_a_defect() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        several(value=[granted()])
+
+
+# -- going on with a hold that was handed over -------------------------------------------------------------------------
+
+
+def adopted(**answer: Any) -> Term | Refused:
+    """What became of showing a handover."""
+    adoption = Adoption("job", "0" * 32, "1" * 32, "me", TTL)
+    conversation = steps.adopt(adoption, margin=MARGIN, attempt=10.0)
+    assert next(conversation) == Call("adopt", (adoption,), 10.0)
+    with pytest.raises(StopIteration) as end:
+        conversation.send(Answer(**{"now": 101.0, "sent_at": 100.0} | answer))
+    return end.value.value
+
+
+def test_a_hold_that_was_handed_over_is_believed_in_from_when_it_was_asked_for() -> None:
+    term = adopted(value=granted())
+
+    assert term.sent_at == 100.0
+    assert term.trusted_until == 100.0 + TTL - MARGIN
+
+
+@pytest.mark.parametrize(("lease", "left"), [(record(25.0, "rival"), 25.0), (None, 0.0)])
+def test_a_hold_that_is_over_cannot_be_gone_on_with(lease: Lease | None, left: float) -> None:
+    assert adopted(value=Gone("taken", lease)) == Refused(lease, left)
+
+
+def test_a_handover_that_is_not_answered_is_trouble() -> None:
+    with pytest.raises(BackendUnavailable, match="down"):
+        adopted(error=down())
+
+
+def test_a_handover_that_came_too_late_may_have_been_granted() -> None:
+    with pytest.raises(BackendUnavailable, match="too late") as caught:
+        adopted(value=granted(), now=100.0 + TTL - MARGIN)
+
+    assert caught.value.outcome_unknown

@@ -1,0 +1,268 @@
+"""Change one thing in a pure module, and see a test turn red: `make mutants`.
+
+Each mutant runs in a fork of a process that has imported pytest but nothing of ours, so that one takes less than a
+second. Tools that are well kept start an interpreter for each, or leave decorated methods out, where our decisions are.
+Texts are not changed: what errors say is looked at by people. Annotations and decorators decide nothing at run time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import copy
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 60
+"""Seconds after which a mutant that does not end counts as noticed."""
+NOTICED, SURVIVED = 1, 0
+MODULES = {
+    "term": ["tests/test_term.py", "tests/units/test_steps.py"],
+    "schedule": ["tests/units/test_schedule.py"],
+    "steps": ["tests/units/test_steps.py"],
+    "options": ["tests/test_options.py"],
+    "records": ["tests/test_records.py", "tests/test_options.py"],
+    "slots": ["tests/test_slots.py"],
+    "settings": ["tests/test_settings.py"],
+    "bonds": ["tests/units/test_bonds.py"],
+    "errors": ["tests/test_errors.py"],
+    "backends.postgres_dsn": ["tests/units/test_dsn.py"],
+    "backends.postgres_errors": ["tests/units/test_postgres_errors.py"],
+}
+"""The pure modules, and the tests that are to notice; none of them needs a server."""
+
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,  # codespell:ignore notin
+    ast.NotIn: ast.In,  # codespell:ignore notin
+}
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult,
+    ast.BitOr: ast.BitAnd,
+}
+CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
+
+
+class Mutant(NamedTuple):
+    """One change.
+
+    Attributes:
+        module: below `pglease`.
+        line: where.
+        what: the change, in words.
+        tree: the module with it.
+    """
+
+    module: str
+    line: int
+    what: str
+    tree: ast.Module
+
+
+def path_of(module: str) -> Path:
+    """Return a module's file."""
+    return ROOT / "pglease" / (module.replace(".", "/") + ".py")
+
+
+def mutants_of(module: str) -> Iterator[Mutant]:
+    """Yield every mutant of a module."""
+    tree = ast.parse(path_of(module).read_text("utf-8"))
+    number = 0
+    for place, node in enumerate(_nodes(tree)):
+        for variant, (what, _) in enumerate(_changes(node)):
+            changed = copy.deepcopy(tree)
+            _, change = list(_changes(list(_nodes(changed))[place]))[variant]
+            before = ast.unparse(node)
+            change()
+            number += 1
+            yield Mutant(module, getattr(node, "lineno", 0), f"{what} in `{before[:60]}`", changed)
+
+
+def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield what decides something: neither annotations nor decorators, nor what only types need."""
+    for field, value in ast.iter_fields(tree):
+        if field in {"annotation", "returns", "decorator_list", "bases", "keywords"} and not isinstance(tree, ast.Call):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and not _is_for_types(child):
+                yield child
+                yield from _nodes(child)
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    if isinstance(node, ast.AnnAssign):
+        return "TypeAlias" in ast.unparse(node.annotation)
+    if isinstance(node, ast.If):
+        return "TYPE_CHECKING" in ast.unparse(node.test)
+    return isinstance(node, ast.Assign) and "TypeVar" in ast.unparse(node.value)
+
+
+def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield what can be changed about one node, in words and in deed."""
+    yield from _of_an_expression(node)
+    match node:
+        case ast.If() | ast.IfExp() | ast.While():
+            yield "the other way", lambda: setattr(node, "test", _negated(node.test))
+        case ast.Return(value=ast.expr()) if not _is_none(node.value):
+            yield "returns None", lambda: setattr(node, "value", ast.copy_location(ast.Constant(None), node))
+        case ast.Raise(exc=ast.expr()):
+            yield "raises nothing", lambda: _become_pass(node)
+        case ast.Continue():
+            yield "goes on", lambda: _become_pass(node)
+
+
+def _of_an_expression(node: ast.AST) -> Iterator[tuple[str, Callable[[], None]]]:
+    match node:
+        case ast.Compare(ops=[op]) if type(op) in COMPARISONS:
+            yield "another comparison", lambda: setattr(node, "ops", [COMPARISONS[type(op)]()])
+        case ast.BinOp() if type(node.op) in OPERATORS:
+            yield "another operator", lambda: setattr(node, "op", OPERATORS[type(node.op)]())
+        case ast.BoolOp():
+            other = ast.Or if isinstance(node.op, ast.And) else ast.And
+            yield "and for or", lambda: setattr(node, "op", other())
+        case ast.UnaryOp(op=ast.Not()):
+            yield "without its not", lambda: setattr(node, "operand", _negated(node.operand))
+        case ast.Constant(value=bool(value)):
+            yield "the other truth", lambda: setattr(node, "value", not value)
+        case ast.Constant(value=int(value) | float(value)):
+            yield "one more", lambda: setattr(node, "value", value + 1)
+        case ast.Call(func=ast.Name(id=name)) if name in CALLS:
+            yield "another function", lambda: setattr(node.func, "id", CALLS[name])
+
+
+def _negated(test: ast.expr) -> ast.expr:
+    return ast.copy_location(ast.UnaryOp(ast.Not(), test), test)
+
+
+def _is_none(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Constant) and value.value is None
+
+
+def _become_pass(node: Any) -> None:
+    node.__class__ = ast.Pass
+    for field in ("exc", "cause"):
+        node.__dict__.pop(field, None)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives out a mutant in place of its module."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+        self._name = f"pglease.{mutant.module}"
+
+    def pytest_sessionstart(self) -> None:
+        """Come before pytest's own finder, which would load every module of a package that brings a plugin."""
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
+        if name != self._name:
+            return None
+        return importlib.util.spec_from_file_location(name, path_of(self._mutant.module), loader=self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: Any) -> None:
+        tree = ast.fix_missing_locations(self._mutant.tree)
+        exec(compile(tree, str(path_of(self._mutant.module)), "exec"), module.__dict__)
+
+
+def try_out(mutant: Mutant) -> int:
+    """Run the tests on a mutant, in a fork; return its process."""
+    if pid := os.fork():
+        return pid
+    code = NOTICED
+    with contextlib.suppress(BaseException):
+        signal.alarm(PATIENCE)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(1, 2)
+        code = NOTICED if run_tests(mutant) else SURVIVED
+    os._exit(code)
+
+
+def run_tests(mutant: Mutant) -> int:
+    """Run the tests of a mutant's module, the same examples each time; 0 when all is well."""
+    hypothesis.settings.register_profile("mutants", max_examples=20, derandomize=True, database=None, deadline=None)
+    hypothesis.settings.load_profile("mutants")
+    plugins = ["no:pglease", "no:xdist", "no:pytest_postgresql", "no:postgresql"]
+    options = [word for plugin in plugins for word in ("-p", plugin)]
+    chosen = ["--noconftest", "-x", "-q", "-W", "ignore::pytest.PytestWarning", *options]
+    os.chdir(ROOT)
+    return int(pytest.main([*chosen, *MODULES[mutant.module]], plugins=[_Finder(mutant)]))
+
+
+def hunt(mutants: list[Mutant], workers: int) -> list[Mutant]:
+    """Try out all of them, a few at a time; return those that nobody noticed."""
+    waiting, running, survivors = list(reversed(mutants)), dict[int, Mutant](), list[Mutant]()
+    while waiting or running:
+        while waiting and len(running) < workers:
+            mutant = waiting.pop()
+            running[try_out(mutant)] = mutant
+        pid, status = os.wait()
+        mutant = running.pop(pid)
+        if os.waitstatus_to_exitcode(status) == SURVIVED:
+            survivors.append(mutant)
+            print(f"SURVIVES: pglease.{mutant.module}, line {mutant.line}: {mutant.what}", flush=True)
+    return survivors
+
+
+def check(module: str) -> None:
+    """Refuse a module whose tests are red without any change: they would notice everything."""
+    unchanged = Mutant(module, 0, "nothing", ast.parse(path_of(module).read_text("utf-8")))
+    _, status = os.waitpid(try_out(unchanged), 0)
+    assert os.waitstatus_to_exitcode(status) == SURVIVED, f"the tests of {module} are red as it is"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("modules", nargs="*", help=f"of {', '.join(MODULES)}; default: all")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/proof.md")
+    chosen = parser.parse_args()
+    lines, made, alive, began = [], 0, 0, time.perf_counter()
+    for module in chosen.modules or MODULES:
+        check(module)
+        mutants = list(mutants_of(module))
+        survivors = hunt(mutants, chosen.workers)
+        made, alive = made + len(mutants), alive + len(survivors)
+        killed = len(mutants) - len(survivors)
+        lines.append(f"| `{module}` | {len(mutants)} | {killed} | {100 * killed / len(mutants):.0f} % |")
+        print(lines[-1], flush=True)
+    lines.append(f"| all | {made} | {made - alive} | {100 * (made - alive) / made:.1f} % |")
+    print(f"{lines[-1]}\n{time.perf_counter() - began:.0f} s")
+    if chosen.write:
+        from tests.stress import today, write
+
+        table = ["| module | changes | noticed | |", "|---|---|---|---|", *lines]
+        write("mutants", "\n".join([f"On {today()}.\n", *table]))
+    return 10 * alive > made
+
+
+if __name__ == "__main__":
+    sys.exit(main())
