@@ -222,7 +222,7 @@ def test_an_endpoint_of_fastapi_runs_once_at_a_time_for_each_tenant(serve, lease
 
 
 def test_workers_that_gunicorn_forked_from_a_preloaded_flask_exclude_each_other(serve, leases):
-    workers = ("--preload", "--workers", "2", "--bind", "127.0.0.1:0")
+    workers = ("--preload", "--workers", "2", "--timeout", "300", "--bind", "127.0.0.1:0")
     address = serve("gunicorn", "--chdir", str(EXAMPLES), *workers, "flask_shop:app")
 
     with ThreadPoolExecutor(1) as pool:

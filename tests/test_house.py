@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -253,3 +254,36 @@ def test_the_plan_of_the_house_names_every_room() -> None:
     rooms = {each.stem for each in PACKAGE.iterdir() if not each.name.startswith("__") and each.suffix in {"", ".py"}}
 
     assert sorted(room for room in rooms if f"`{room}`" not in table and f"`{room}/`" not in table) == []
+
+
+def test_no_log_record_is_given_a_key_that_is_loggings_own() -> None:
+    """`extra={"name": …}` raises KeyError, in the middle of whatever was going well."""
+    own = {*vars(logging.makeLogRecord({})), "message", "asctime"}
+
+    given = {key for path in modules().values() for key in keys_for_the_log(path.read_text("utf-8"))}
+
+    assert {"lease_name", "lease_outcome"} <= given
+    assert given & own == set()
+    told = 'def tell():\n    facts = {"name": 1}\n    log.info("", extra=facts)\n    log.info("", extra={"args": 1})'
+    assert set(keys_for_the_log(told)) == {"name", "args"}
+
+
+def keys_for_the_log(source: str) -> Iterator[str]:
+    """Yield the keys of what is handed to the log: `extra={…}`, or a dictionary of the same function's."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    for function in functions:
+        handed = [node.value for node in ast.walk(function) if isinstance(node, ast.keyword) and node.arg == "extra"]
+        names = {node.id for node in handed if isinstance(node, ast.Name)}
+        made = [
+            node.value
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign | ast.AnnAssign) and names & {each.id for each in targets_of(node)}
+        ]
+        for node in (*handed, *made):
+            if isinstance(node, ast.Dict):
+                yield from (key.value for key in node.keys if isinstance(key, ast.Constant))
+
+
+def targets_of(node: ast.Assign | ast.AnnAssign) -> list[ast.Name]:
+    found = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [each for each in found if isinstance(each, ast.Name)]

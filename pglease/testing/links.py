@@ -26,6 +26,7 @@ VERBS = (
     "mark",
     "queue",
     "leave_queue",
+    "queued",
     "history",
 )
 """What a store may be asked."""

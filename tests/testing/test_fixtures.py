@@ -15,7 +15,9 @@ import pytest
 
 import pglease as library
 from pglease import FencedError, LeaseLostError, PGLease
+from pglease.backends import base
 from pglease.testing import MovableClock, World
+from pglease.testing.links import VERBS, Link
 from tests.support.server import RunServer
 from tests.support.worlds import wait_until
 
@@ -98,7 +100,7 @@ def test_who_waits_gets_it_when_the_clock_is_moved(pglease_world: World) -> None
     assert world.one.try_acquire("job", ttl="10m")
 
     def wait() -> None:
-        world.other.wait_for_lease("job", timeout=100)
+        world.other.wait_for_lease("job", timeout=2000, poll_interval=1000)
         got.set()
 
     waiting = threading.Thread(target=wait)
@@ -123,6 +125,7 @@ def test_a_servers_clock_cannot_be_moved(pglease: PGLease, pglease_clock: Movabl
 BOTH = pytest.mark.parametrize("store", [pytest.param("memory"), pytest.param("postgres", marks=POSTGRES)])
 
 
+@pytest.mark.matrix
 @BOTH
 def test_two_owners_exclude_each_other(pglease_world: World, store: str) -> None:
     assert pglease_world.one.backend.traits.kind.lower().startswith(store)
@@ -189,6 +192,14 @@ def test_a_holder_that_is_cut_off_goes_on_until_it_no_longer_trusts_its_lease(pg
 def test_what_nobody_holds_cannot_be_taken_away(pglease_world: World) -> None:
     with pytest.raises(LookupError, match="job"):
         pglease_world.expire("job")
+
+
+def test_a_link_passes_on_every_verb_of_the_contract() -> None:
+    kinds = [base.Backend, base.WakingBackend, base.FairBackend, base.GroupBackend, base.RememberingBackend]
+    verbs = {verb for kind in (*kinds, base.FencingBackend) for verb in vars(kind) if not verb.startswith("_")}
+
+    assert verbs - {"traits", "forget", "close"} == set(VERBS)
+    assert all(hasattr(Link, verb) for verb in verbs)
 
 
 # -- as people use it

@@ -42,7 +42,8 @@ def test_always_and_never_need_no_store_and_no_configuration() -> None:
 
 def test_they_are_for_clients_made_before_and_meanwhile() -> None:
     with PGLease(NOWHERE, connect_timeout=0.2) as earlier:
-        with always_acquire(), PGLease(NOWHERE) as meanwhile:
+        with always_acquire():
+            meanwhile = PGLease(NOWHERE, connect_timeout=0.2)
             assert earlier.try_acquire("job")
             assert meanwhile.try_acquire("job")
             earlier.renew("job", ttl="5m")
@@ -51,8 +52,10 @@ def test_they_are_for_clients_made_before_and_meanwhile() -> None:
         with never_acquire():
             assert not earlier.try_acquire("job")
 
-        with pytest.raises(pglease.BackendUnavailable):
-            earlier.try_acquire("job")
+        for each in (earlier, meanwhile):
+            with pytest.raises(pglease.BackendUnavailable):
+                each.try_acquire("job")
+        meanwhile.close()
 
 
 def test_what_is_still_held_at_the_end_is_over() -> None:
@@ -67,6 +70,7 @@ def test_what_is_still_held_at_the_end_is_over() -> None:
 
 def test_what_was_held_before_goes_on_in_its_own_store() -> None:
     with PGLease("memory://{}before") as leases, PGLease("memory://{}before") as other:
+        assert leases.try_acquire("second")
         with leases.acquire("job") as before:
             assert before
             with always_acquire(), leases.acquire("job") as inside, leases.acquire("job") as innermost:
@@ -74,9 +78,12 @@ def test_what_was_held_before_goes_on_in_its_own_store() -> None:
                 assert innermost
                 for each in (before, inside, innermost):
                     each.renew()
+                assert leases.release("second")
+                assert other.backend.traits.kind == "free for all"
             assert before.held
             assert leases.held("job") is before
             assert not other.try_acquire("job")
+            assert other.try_acquire("second")
         assert other.try_acquire("job")
 
 
