@@ -44,9 +44,11 @@ class Jobs:
 
     def start(self) -> None:
         """Stand for the election; called in each worker, after the fork."""
-        self.scheduler.start(paused=True)
-        with contextlib.suppress(ConflictingIdError):  # a worker before us has added it
-            self.scheduler.add_job("apscheduler_gunicorn:report", "interval", seconds=1, id="report")
+        # One after the other: the job store makes its table, and of several that do that at once all but one fail.
+        with leases.acquire("scheduler:start", ttl="10s", wait="1m", raise_on_failure=True):
+            self.scheduler.start(paused=True)
+            with contextlib.suppress(ConflictingIdError):  # a worker before us has added it
+                self.scheduler.add_job("apscheduler_gunicorn:report", "interval", seconds=1, id="report")
         self.election.start()
 
     def stop(self) -> None:

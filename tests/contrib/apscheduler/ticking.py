@@ -48,11 +48,12 @@ def post_worker_init(worker):
     defaults = {"misfire_grace_time": None, "coalesce": False, "max_instances": 100}
     scheduler = BackgroundScheduler(jobstores={"default": store}, job_defaults=defaults, timezone=UTC)
     scheduler.add_listener(note, EVENT_JOB_EXECUTED)
-    scheduler.start(paused=True)
-    start = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=3)
-    times = {"start_date": start, "end_date": start + LENGTH, "next_run_time": start}
-    with contextlib.suppress(ConflictingIdError):
-        scheduler.add_job("tests.contrib.apscheduler.ticking:tick", "interval", seconds=TICK, id="tick", **times)
+    with leases.acquire("scheduler:start", wait=60, raise_on_failure=True):  # the store makes its table
+        scheduler.start(paused=True)
+        start = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=3)
+        times = {"start_date": start, "end_date": start + LENGTH, "next_run_time": start}
+        with contextlib.suppress(ConflictingIdError):
+            scheduler.add_job("tests.contrib.apscheduler.ticking:tick", "interval", seconds=TICK, id="tick", **times)
     worker.election = election_for(scheduler, leases=leases, ttl=float(os.environ["TTL"]), catch_up=True).start()
 
 
