@@ -208,7 +208,10 @@ def try_out(mutant: Mutant) -> int:
 
 def run_tests(mutant: Mutant) -> int:
     """Run the tests of a mutant's module, the same examples each time; 0 when all is well."""
-    hypothesis.settings.register_profile("mutants", max_examples=20, derandomize=True, database=None, deadline=None)
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # how small a failure can be made is no question
+    hypothesis.settings.register_profile(
+        "mutants", max_examples=20, phases=phases, derandomize=True, database=None, deadline=None
+    )
     hypothesis.settings.load_profile("mutants")
     plugins = ["no:pglease", "no:xdist", "no:pytest_postgresql", "no:postgresql"]
     options = [word for plugin in plugins for word in ("-p", plugin)]

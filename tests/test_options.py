@@ -434,3 +434,42 @@ def test_min_hold_above_the_ttl_needs_renewal() -> None:
 def test_options_of_a_hold_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         hold_options("job", 60).ttl = 1.0  # type: ignore[misc]
+
+
+# -- the limits, to the letter -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("read", "last", "beyond"),
+    [
+        (lambda value: options.seconds(value, "ttl"), 100 * 365 * 86400, 100 * 365 * 86400 + 1),
+        (lambda value: options.text(value, "name"), "x" * 255, "x" * 256),
+        (lambda value: options.stem(value, "name"), "x" * 240, "x" * 241),
+        (lambda value: options.limit(value, "limit"), 10_000, 10_001),
+        (lambda value: options.count(value, "count"), 1, 0),
+        (lambda value: options.count(value, "count", least=3), 3, 2),
+        (options.metadata, {"a": "x" * (8192 - len('{"a": ""}'))}, {"a": "x" * (8193 - len('{"a": ""}'))}),
+    ],
+    ids=["duration", "name", "stem", "limit", "count", "least", "metadata"],
+)
+def test_what_is_just_allowed_is_taken_and_what_is_just_beyond_is_refused(read, last, beyond) -> None:
+    assert read(last) == last
+    with pytest.raises(ConfigurationError):
+        read(beyond)
+
+
+def test_an_endless_duration_is_refused_as_one() -> None:
+    with pytest.raises(ConfigurationError, match="finite"):
+        options.seconds(math.inf, "ttl")
+    with pytest.raises(ConfigurationError, match="more than 0"):
+        options.seconds(-math.inf, "ttl", forever=True)
+
+
+def test_what_is_not_said_about_a_hold_is_this() -> None:
+    wanted = hold_options("job", 60)
+
+    assert (wanted.wait, wanted.min_hold, wanted.max_hold, wanted.heartbeat) == (None, 0.0, None, True)
+    assert (wanted.fair, wanted.on_lost, wanted.once_per, wanted.warn_after, wanted.adopts) == (
+        False, "raise", None, 60.0, None,
+    )  # fmt: skip
+    assert wanted == options.HoldOptions("job", 60.0)

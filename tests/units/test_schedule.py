@@ -148,6 +148,14 @@ def test_a_batch_takes_as_long_as_its_most_urgent_member_may():
     assert leases.box(["short"]) == 0.8
 
 
+def test_a_very_urgent_member_hurries_its_batch():
+    leases: RenewalSchedule[str] = RenewalSchedule()
+    leases.add("long", interval=20.0, box=5.0, sent_at=0.0)
+    leases.add("very short", interval=0.1, box=0.08, sent_at=0.0)
+
+    assert leases.box(["long", "very short"]) == 0.08
+
+
 def test_a_batch_of_patient_leases_does_not_delay_an_impatient_one_that_is_not_in_it():
     leases: RenewalSchedule[str] = RenewalSchedule()
     leases.add("long", interval=20.0, box=5.0, sent_at=0.0)

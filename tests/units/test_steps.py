@@ -216,6 +216,23 @@ def test_no_pause_is_a_busy_loop_or_longer_than_asked_for(spread, retry_after, p
     assert pause <= max(poll, retry_after + 0.06) if retry_after < poll else pause <= poll
 
 
+@pytest.mark.parametrize(
+    ("poll", "said", "spread", "expected"),
+    [
+        (10.0, None, 0.0, 0.25),
+        (10.0, None, 1.0, 0.5),
+        (0.2, None, 1.0, 0.2),
+        (10.0, refused(2.0), 0.0, 2.005),
+        (10.0, refused(2.0), 1.0, 2.055),
+        (0.2, refused(0.1), 1.0, 0.125),
+        (10.0, refused(30.0), 0.0, 9.0),
+        (10.0, refused(30.0), 1.0, 10.0),
+    ],
+)
+def test_a_pause_is_as_long_as_this(poll: float, said: Refused | None, spread: float, expected: float) -> None:
+    assert steps.pause(poll, said, spread) == pytest.approx(expected)
+
+
 def test_two_who_wait_for_the_same_hold_do_not_look_in_step():
     early = story(wait=30, spread=lambda: 0.0).answer(refused(0.5)).waits
     late = story(wait=30, spread=lambda: 1.0).answer(refused(0.5)).waits
