@@ -26,6 +26,8 @@ EVERY = 1.0
 """Seconds between two looks at the store."""
 EVENTS = 8
 BAR = 14
+COLUMNS = {"LEASE": 0, "STATE": 0, "HOLDER": 40, "TOKEN": 50, "SINCE": 64, "RENEWED": 90, "LEFT": 30, "": 78}
+"""In their order, each with the width of a terminal from which it is shown."""
 
 
 class Board:
@@ -75,7 +77,7 @@ class Board:
         """Draw it, as large as the terminal is now."""
         room = max(1, console.size.height - EVENTS - 8)
         shown = sorted(self._seen, key=lambda lease: (lease.is_expired(), lease.name))
-        parts: list[RenderableType] = [self._heading(), self._table(shown[:room])]
+        parts: list[RenderableType] = [self._heading(), self._table(shown[:room], console.width)]
         if len(shown) > room:
             parts.append(Text(f"and {len(shown) - room} more", style="dim"))
         parts += [Text(""), *(Text(event, no_wrap=True, overflow="ellipsis") for event in self._events)]
@@ -87,41 +89,41 @@ class Board:
         held = sum(not lease.is_expired() for lease in self._seen)
         return Text(f"{held} held, {len(self._seen) - held} free · Ctrl-C ends", style="bold")
 
-    def _table(self, leases: list[Lease]) -> Table:
+    def _table(self, leases: list[Lease], width: int) -> Table:
+        """Return the table with as many columns as have room beside the names."""
+        columns = [column for column, least in COLUMNS.items() if width >= least]
         table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False)
-        for heading in ("LEASE", "STATE", "HOLDER"):
-            table.add_column(heading, overflow="ellipsis", no_wrap=True, ratio=2 if heading != "STATE" else 1)
-        for heading in ("TOKEN", "SINCE", "RENEWED"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("LEFT", width=BAR + 9, no_wrap=True)
+        for column in columns:
+            if column in {"LEASE", "HOLDER"}:
+                table.add_column(column, overflow="ellipsis", no_wrap=True, ratio=1)
+            else:
+                table.add_column(column, justify="left" if column in {"STATE", ""} else "right", no_wrap=True)
         for lease in leases:
-            table.add_row(*self._row(lease))
+            cells = self._cells(lease)
+            table.add_row(*(cells[column] for column in columns))
         return table
 
-    def _row(self, lease: Lease) -> list[RenderableType]:
+    def _cells(self, lease: Lease) -> dict[str, RenderableType]:
         since_look = time.monotonic() - self._seen_at
         left = lease.time_remaining() - since_look
         name, token = Text(printing.visible(lease.name)), str(lease.fencing_token)
         if left <= 0:
-            return [name, Text(printing.state(lease), style="dim"), Text("-", style="dim"), token, "-", "-", "-"]
+            empty: dict[str, RenderableType] = dict.fromkeys(COLUMNS, "")
+            return empty | {"LEASE": name, "STATE": Text("free", style="dim"), "TOKEN": token}
         ttl = max(0.001, (lease.expires_at - lease.heartbeat_at).total_seconds())
         late = printing.is_late(lease)
         age = (lease.seen_at - lease.acquired_at).total_seconds() + since_look
         renewed = (lease.seen_at - lease.heartbeat_at).total_seconds() + since_look
-        gauge = Table.grid(padding=(0, 1))
-        gauge.add_row(
-            ProgressBar(total=ttl, completed=left, width=BAR, complete_style="red" if late else "green"),
-            printing.duration(left),
-        )
-        return [
-            name,
-            Text("held, late", style="bold yellow") if late else Text("held", style="green"),
-            Text(printing.visible(lease.owner_id)),
-            token,
-            printing.duration(age),
-            printing.duration(renewed),
-            gauge,
-        ]
+        return {
+            "LEASE": name,
+            "STATE": Text("held, late", style="bold yellow") if late else Text("held", style="green"),
+            "HOLDER": Text(printing.visible(lease.owner_id)),
+            "TOKEN": token,
+            "SINCE": printing.duration(age),
+            "RENEWED": printing.duration(renewed),
+            "LEFT": printing.duration(left),
+            "": ProgressBar(total=ttl, completed=left, width=BAR, complete_style="red" if late else "green"),
+        }
 
 
 def run(leases: PGLease, name: str | None, prefix: str, deadline: float) -> None:
@@ -132,6 +134,8 @@ def run(leases: PGLease, name: str | None, prefix: str, deadline: float) -> None
         leases.watch(name, prefix=beginning, poll_interval=EVERY) as changes,
         Live(board, screen=True, auto_refresh=False) as live,
     ):
+        while board.hear(changes, time.monotonic()):
+            pass  # how things stood: what comes after that is news
         while (now := time.monotonic()) < deadline:
             board.look()
             live.refresh()

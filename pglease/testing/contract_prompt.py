@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from pglease import clock
 from pglease.bonds import Bond
 from pglease.records import Gone, Granted, Loss
 from pglease.testing.clauses import clauses
-from pglease.testing.harness import LONG, Hold, Worker, World
+from pglease.testing.harness import LONG, Hold, Worker, World, budget
 
 SOON = 10.0
 """Seconds within which a store has noticed a death, on a crowded machine; a ttl here is far longer."""
@@ -64,7 +65,7 @@ class PromptContract:
         assert hold.renew() == Gone("session_died")
         assert world.bob.sees("job").expires_at == hold.lease.expires_at
 
-    @clauses("C19", "C3")
+    @clauses("C19", "C3", "C23")
     def test_the_name_of_a_dead_holder_is_granted_long_before_its_ttl(self, world: World) -> None:
         hold = _bound_hold(world, "job")
 
@@ -73,6 +74,9 @@ class PromptContract:
         assert _granted_soon(world.bob, "job") == hold.token + 1
         assert hold.bond is not None
         assert hold.bond.loss is not None
+        if world.harness.history:
+            remembering: Any = world.bob.backend
+            assert [past.ending for past in remembering.history("job", budget(), limit=2)] == ["died", None]
 
     @clauses("C19", "C1")
     def test_a_refusal_says_how_often_to_look_for_a_death(self, world: World) -> None:

@@ -47,9 +47,9 @@ class Prometheus:
 
 @contextmanager
 def prometheus(folder: Path, targets: dict[str, int], rules: Path) -> Iterator[Prometheus]:
-    """Run one that scrapes `targets` (a job and its port each) four times a second."""
+    """Run one that scrapes `targets` (a job and its port each) each second."""
     jobs = [{"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]} for job, port in targets.items()]
-    every = {"scrape_interval": "250ms", "scrape_timeout": "250ms", "evaluation_interval": "250ms"}
+    every = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
     config = folder / "prometheus.yml"  # JSON is YAML
     config.write_text(json.dumps({"global": every, "rule_files": [str(rules)], "scrape_configs": jobs}))
     port = processes.free_port()
