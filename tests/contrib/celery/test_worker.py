@@ -89,9 +89,9 @@ def test_a_killed_pool_child_frees_its_lease_after_the_ttl_and_the_message_is_wo
     result = tasks.mortal.delay()
     began = wait_until(lambda: broker.execute("LRANGE", "mortal", 0, -1), PATIENCE)
 
+    first = leases.get_lease("mortal")
     os.kill(int(began[0]), signal.SIGKILL)
 
-    first = leases.get_lease("mortal")
     assert get(result)["token"] == first.fencing_token + 1
     assert leases.get_lease("mortal").acquired_at >= first.expires_at
 
