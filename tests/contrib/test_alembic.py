@@ -25,6 +25,7 @@ from pglease import AcquireTimeout, ConfigurationError, PGLease
 from pglease.backends.postgres import PostgresBackend
 from pglease.contrib import alembic as ours
 from pglease.contrib.sqlalchemy import table
+from pglease.testing.local_pgbouncer import PgBouncer
 from tests.support.worlds import execute, wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "alembic_pods"
@@ -267,3 +268,19 @@ def test_within_the_transaction_of_the_migrations_it_is_refused_since_it_would_e
 def test_an_engine_of_another_driver_is_connected_to_by_its_address(dsn: str) -> None:
     with ours.once(sqlalchemy.create_engine(address(dsn, "asyncpg"))) as lease:
         assert lease
+
+
+def test_behind_a_transaction_pooler_it_excludes_and_leaves_nothing_on_a_pooled_session(
+    pgbouncer: PgBouncer, dsn: str
+) -> None:
+    """Session locks would stay on some session of the pooler's, and the next deployment would hang."""
+    pooled = sqlalchemy.create_engine(address(pgbouncer.dsn), poolclass=NullPool)
+
+    for _ in range(2):
+        with ours.once(pooled) as lease, PGLease(dsn) as other:
+            assert lease
+            assert other.try_acquire("alembic") is False
+
+    assert execute(dsn, "SELECT lease_id, fencing_token FROM pglease_leases") == [(None, 2)]
+    here = "locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    assert execute(dsn, f"SELECT count(*) FROM pg_locks WHERE {here}") == [(0,)]
