@@ -92,7 +92,7 @@ def stop(chaos: Chaos) -> None:
     """SIGSTOP a process for up to three ttl."""
     who = chaos.process()
     with chaos.fault("stop", who), chaos.crew.stopped(who):
-        chaos.nap(0.2 * TTL, 3 * TTL)
+        chaos.nap(0.5 * TTL, 3 * TTL)
 
 
 def stall_interpreter(chaos: Chaos) -> None:
@@ -229,7 +229,7 @@ drip = _on_the_line("drip", lambda chaos: [line.drip(100, 0.01) for line in chao
 
 EVERYWHERE = {
     kill: 4,
-    stop: 4,
+    stop: 6,
     stall_interpreter: 3,
     terminate_session: 3,
     stop_session: 2,

@@ -215,7 +215,7 @@ def _judge(world: World, history: History, *, calm: bool) -> Iterator[Verdict]:
     yield checkers.one_believer(history, allowed=world.frail)
     yield checkers.rising_tokens(history, apart=world.apart)
     yield checkers.fence_holds(history)
-    yield checkers.updates_are_kept(history) if not world.frail else Verdict("C4")
+    yield _counted_only(checkers.updates_are_kept(history)) if world.frail else checkers.updates_are_kept(history)
     yield checkers.told_in_time(history)
     yield checkers.succeeded_in_time(history, world.succession, slack=3.0)
     if not world.frail:
@@ -224,6 +224,11 @@ def _judge(world: World, history: History, *, calm: bool) -> Iterator[Verdict]:
     yield checkers.quiet_log(world.logs())
     if calm:
         yield _nothing_lost(history)
+
+
+def _counted_only(verdict: Verdict) -> Verdict:
+    """Return what was seen, without judging it."""
+    return Verdict(verdict.checker, seen=verdict.seen)
 
 
 def _nothing_lost(history: History) -> Verdict:
