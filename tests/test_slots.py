@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pglease import ConfigurationError, Cron
+from pglease import ConfigurationError, Cron, MissingDependencyError
 from pglease.slots import ROUNDING, Every, left_of, once_per
 
 MOMENTS = st.datetimes(datetime(1971, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
@@ -69,3 +70,18 @@ def test_an_unknown_zone_is_refused():
 
 def test_slots_can_be_pickled():
     assert pickle.loads(pickle.dumps(Cron("0 3 * * *"))) == Cron("0 3 * * *")
+
+
+def test_slots_of_a_week_begin_on_thursdays_as_the_epoch_did():
+    assert Every(7 * 86400).end(at("2026-03-01 12:00")) == at("2026-03-05 00:00")
+
+
+def test_what_is_left_of_a_slot_is_rounded_up_by_a_thousandth():
+    assert left_of(Every(3600), at("2026-03-01 10:59:59")) == pytest.approx(1.001)
+
+
+def test_without_cronsim_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cronsim", None)
+
+    with pytest.raises(MissingDependencyError, match="cron"):
+        Cron("0 3 * * *")
