@@ -47,6 +47,7 @@ class _Desk:
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._dropped = 0
+        self._closed = False
 
     def wants(self, kind: EventKind) -> bool:
         if self._asked is None:
@@ -64,19 +65,23 @@ class _Desk:
             return
         self._dropped = 0
         self._messages.put((event, context))
-        if self._thread is None:
-            self._thread = self._started("pglease-observer", self._run)
+        if self._closed:  # told by a thread that was slower than whoever closed the client
+            self.end()
+        elif self._thread is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = self._started("pglease-observer", self._run)
 
     def _started(self, name: str, work: Callable[[], object]) -> threading.Thread | None:
-        with self._lock:
-            if self._thread is not None and name == "pglease-observer":
-                return self._thread
-            thread = threading.Thread(target=work, name=name, daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # the interpreter is going down; nobody is left to be told
-                return None
-            return thread
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is going down; nobody is left to be told
+            return None
+        return thread
 
     def _complain(self) -> None:
         """Say that events are dropped, not here: the log may be what hangs."""
@@ -86,7 +91,13 @@ class _Desk:
         )
 
     def end(self) -> None:
-        self._messages.put(None)
+        """End the thread once it has told what there is; begin one for what there is if there is none."""
+        with self._lock:
+            self._closed = True
+            anything = self._messages.qsize()
+            self._messages.put(None)
+            if anything:
+                self._begin()
 
     def join(self, seconds: float) -> None:
         thread = self._thread
@@ -94,10 +105,19 @@ class _Desk:
             thread.join(seconds)
 
     def _run(self) -> None:
-        while (message := self._messages.get()) is not None:
-            self._tell(*message)
-            if not self._messages.qsize():
-                time.sleep(REST)
+        while (message := self._messages.get()) is not None or not self._is_over():
+            if message is not None:
+                self._tell(*message)
+                if not self._messages.qsize():
+                    time.sleep(REST)
+
+    def _is_over(self) -> bool:
+        """Tell whether all is told, and if so make way for another thread."""
+        with self._lock:
+            over = not self._messages.qsize()
+            if over:
+                self._thread = None
+            return over
 
     def _tell(self, event: Event, context: Context) -> None:
         try:

@@ -60,6 +60,7 @@ def test_an_outage_warns_now_and_then_and_a_loss_is_an_error(dsn, proxy, caplog)
         proxy.cut()
         assert lease.lost.wait(15)
         proxy.pass_through()
+    wait_until(lambda: logging.ERROR in levels(caplog))
 
     records = [(record.levelno, record.getMessage()) for record in caplog.records if record.levelno >= logging.WARNING]
     assert [level for level, _ in records] == [logging.WARNING, logging.ERROR]

@@ -316,6 +316,23 @@ def test_a_log_that_hangs_delays_neither_a_loss_nor_a_renewal():
         logging.getLogger("pglease").removeHandler(handler)
 
 
+def test_what_is_told_after_the_client_was_closed_is_heard_too_and_leaves_no_thread(diary):
+    threads: set[threading.Thread] = set()
+
+    class Noting:
+        def notify(self, event: Event) -> None:
+            threads.add(threading.current_thread())
+
+    leases = PGLease(MemoryBackend(), observers=[diary, Noting()])
+    notices = leases.heartbeat_manager.notices
+    leases.close()
+    for number in range(50):
+        notices.tell("lost", "job", fencing_token=number)
+
+    wait_until(lambda: len(diary.events) == 50, SOON)
+    wait_until(lambda: threads and not any(thread.is_alive() for thread in threads), SOON)
+
+
 def test_the_threads_of_a_client_that_was_dropped_end():
     threads: list[threading.Thread] = []
 
