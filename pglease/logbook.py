@@ -36,8 +36,7 @@ LEVELS: dict[EventKind, int] = {
     "transferred": logging.DEBUG,
     "forced": logging.INFO,
 }
-LEAST = {**LEVELS, "lost": logging.INFO, "unconfirmed": logging.INFO}
-"""The least level at which something of the kind is written: some ends are of one's own making."""
+"""At which level each kind is written, at most: some ends are of one's own making, and written at INFO."""
 _TEXTS: dict[EventKind, str] = {
     "attempted": "the lease %(name)r is asked for",
     "acquired": "the lease %(name)r was acquired in %(seconds).3f s (token %(token)s)",
@@ -69,7 +68,7 @@ class Logbook:
     @staticmethod
     def wants(kind: EventKind) -> bool:
         """Tell whether the log would show it."""
-        return log.isEnabledFor(LEAST[kind])
+        return log.isEnabledFor(LEVELS[kind])
 
     def notify(self, event: Event) -> None:
         """Write one event."""

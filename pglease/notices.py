@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pglease import clock
 from pglease.events import Event, EventKind, Observer, Waiting
-from pglease.logbook import LEAST, Logbook
+from pglease.logbook import LEVELS, Logbook
 
 if TYPE_CHECKING:
     from pglease.handles import Hold
@@ -157,7 +157,7 @@ class Notices:
         Args:
             context: whose doing it is; None is the caller's own.
         """
-        if not self._has_guests and not log.isEnabledFor(LEAST[kind]):  # so it is most of the time: at little cost
+        if not self._has_guests and not log.isEnabledFor(LEVELS[kind]):  # so it is most of the time: at little cost
             return
         takers = [desk for desk in self._desks if desk.wants(kind)]
         trouble = error if isinstance(error, Exception) else None

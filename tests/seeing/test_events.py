@@ -381,6 +381,20 @@ def test_the_levels_are_as_promised(caplog):
     assert levels["closed"] == logging.INFO
 
 
+@pytest.mark.parametrize(("shown", "kinds"), [("WARNING", {"lost", "unconfirmed"}), ("ERROR", {"lost"})])
+def test_what_is_bad_news_is_written_though_the_log_shows_nothing_else(shown, kinds, caplog):
+    caplog.set_level(shown, "pglease")
+    notices = notices_module.Notices([])
+
+    for kind in ("acquired", "lost", "released", "unconfirmed", "released_late"):
+        notices.tell(kind, "job", "us", 7, reason="taken" if kind == "lost" else None, error=ValueError("trouble"))
+    notices.close(SOON)
+
+    assert {record.lease_outcome for record in caplog.records} == {
+        "taken" if kind == "lost" else kind for kind in kinds
+    }
+
+
 def test_an_outage_warns_of_each_lease_once_in_a_while(caplog):
     book, clock = Logbook(), FakeClock(1000.0)
     for _ in range(50):
