@@ -103,3 +103,36 @@ def test_every_option_that_can_be_set_is_one_of_the_kind_s():
     assert set(KINDS) == set(CONFIGS)
     for kind, readers in KINDS.items():
         assert set(readers) <= {field.name for field in fields(CONFIGS[kind])}
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        *((word, False) for word in ("0", "false", "no", "off", " OFF ")),
+        *((word, True) for word in ("1", "true", "yes", "on", "True")),
+    ],
+)
+def test_a_switch_in_a_variable_is_said_in_any_of_these_words(word, meant):
+    assert Settings({"PGLEASE_LOCK_FAIR": word}).apply("lock", "cart", {}) == {"fair": meant}
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "written"),
+    [
+        ("lock", "min_hold", "0"),
+        ("lock", "on_lost", "log"),
+        ("leader_election", "on_lost", "exit"),
+        ("leader_election", "defer", "0"),
+        ("task_lock", "once_per", "0 3 * * *"),
+    ],
+)
+def test_what_stands_in_a_variable_applies_as_it_is_written(kind, option, written):
+    variable = f"PGLEASE_{kind.upper()}_{option.upper()}"
+
+    assert Settings({variable: written}).apply(kind, "job", {}) == {option: written}
+
+
+def test_the_variables_of_a_name_are_its_own_and_everybodys():
+    variables = Settings({}).variables("read_write_lock", "cart")
+
+    assert variables["ttl"] == ("PGLEASE_READ_WRITE_LOCK_CART_TTL", "PGLEASE_READ_WRITE_LOCK_TTL")
