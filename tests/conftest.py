@@ -7,6 +7,7 @@ instead.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     set_hypothesis_home_dir(ROOT / ".venv" / ".cache" / "hypothesis")
     if config.option.collectonly or config.option.help or config.option.version:
         return
+    _take_signals_as_on_a_terminal()
     life = ExitStack()
     config.add_cleanup(life.close)
     plain = getattr(config, "workerinput", {}).get("pglease_server")
@@ -48,6 +50,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_configure_node(node) -> None:
     """Tell a worker where the server is."""
     node.workerinput["pglease_server"] = node.config.stash[SERVER].to_dict()
+
+
+def _take_signals_as_on_a_terminal() -> None:
+    """What a shell starts in the background ignores these two, and so would all that the tests start."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def _point_libpq_at(server: RunServer, config: pytest.Config) -> None:
