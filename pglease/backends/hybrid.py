@@ -121,6 +121,11 @@ class HybridPostgresBackend(PostgresBackend):
             "back to its pool with the locks on it"
         )
 
+    @classmethod
+    def from_engine(cls, engine: Any, **knobs: Any) -> NoReturn:
+        """Refuse, as `from_connection_factory` does."""
+        cls.from_connection_factory(engine, **knobs)
+
     # -- taking --------------------------------------------------------------------------------------------------------
 
     def try_acquire(self, request: Request, budget: Budget) -> Granted | Refused:

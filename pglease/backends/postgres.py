@@ -615,7 +615,9 @@ class PostgresBackend:
 
 
 def _refuse_engine(engine: Any) -> None:
-    dialect = engine.dialect
+    dialect = getattr(engine, "dialect", None)
+    if dialect is None:
+        raise ConfigurationError(f"from_engine needs a SQLAlchemy engine, not {type(engine).__name__}")
     if dialect.name != "postgresql":
         raise ConfigurationError(f"from_engine needs an engine of PostgreSQL, not of {dialect.name}")
     if getattr(dialect, "is_async", False):

@@ -67,6 +67,8 @@ def test_an_engine_that_can_be_used_up_is_warned_of(dsn: str, shared: bool, capl
 def test_an_engine_that_cannot_lend_is_refused_before_it_is_used() -> None:
     with pytest.raises(ConfigurationError, match="needs a synchronous engine"):
         PGLease.from_engine(create_async_engine("postgresql+asyncpg://user:s3cret@nowhere/db"))
+    with pytest.raises(ConfigurationError, match="needs a SQLAlchemy engine, not str"):
+        PGLease.from_engine("postgresql://localhost/db")
     with pytest.raises(ConfigurationError, match="PostgreSQL, not of sqlite"):
         PGLease.from_engine(sqlalchemy.create_engine("sqlite://"))
 
