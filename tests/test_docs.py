@@ -16,7 +16,7 @@ from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
 
-from pglease import PGLease
+from pglease import PGLease, default
 from pglease.testing.api_server import ApiServer
 from tests.support import django_site
 
@@ -98,6 +98,7 @@ HELPERS: dict[str, Callable[[str], Any]] = {
 def test_the_blocks_of_a_page_run_in_their_order(page: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     at_exit: list[Callable[[], object]] = []
     monkeypatch.setattr(atexit, "register", at_exit.append)
+    monkeypatch.setattr(default, "_client", None)  # a page finds a program that has just begun
 
     with HELPERS.get(title(page), nothing_more)(dsn) as names:
         names["__name__"] = "page"
@@ -110,7 +111,7 @@ def test_the_blocks_of_a_page_run_in_their_order(page: Path, dsn: str, monkeypat
 
         for function in at_exit:
             function()
-        for client in [each for each in names.values() if isinstance(each, PGLease)]:
+        for client in [each for each in (default._client, *names.values()) if isinstance(each, PGLease)]:
             client.close()
         for engine in [each for each in names.values() if isinstance(each, Engine)]:
             engine.dispose()

@@ -180,19 +180,24 @@ def serve(dsn):
             stderr=subprocess.PIPE,
             text=True,
         )
-        running.append(process)
         said = ""
         while not (found := re.search(r"(?:running on|Listening at:) (http://\S+:\d+)", said)):
             line = process.stderr.readline()
             assert line, said
             said += line
-        threading.Thread(target=process.stderr.read, daemon=True).start()
+        reader = threading.Thread(target=process.stderr.read, daemon=True)
+        reader.start()
+        running.append((process, reader))
         return found[1]
 
     yield begin
-    for process in running:
+    for process, _ in running:
         process.terminate()
-        assert process.wait(60) in {0, -signal.SIGTERM}  # uvicorn tidies up, then ends by the signal
+    for process, reader in running:
+        code = process.wait(60)
+        reader.join(60)
+        process.stderr.close()
+        assert code in {0, -signal.SIGTERM}  # uvicorn tidies up, then ends by the signal
 
 
 def post(url):
