@@ -84,7 +84,10 @@ def lapse(dsn: str, name: str) -> None:
 def kill_connections(dsn: str) -> int:
     """Have the server end every other connection to this database; wait until they are gone and return how many."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        others = (
+            "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+            "AND backend_type = 'client backend'"  # not an autovacuum worker, which is the superuser's
+        )
         pids = [pid for (pid, _) in connection.execute(f"SELECT pid, pg_terminate_backend(pid) {others}")]
         left = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY (%s)"
         eventually(lambda: connection.execute(left, (pids,)).fetchone() == (0,))
