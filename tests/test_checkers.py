@@ -176,6 +176,14 @@ def test_a_lost_update_of_a_late_writer_is_counted_and_no_fault() -> None:
     assert verdict.seen["lost updates"] == 1
 
 
+@pytest.mark.parametrize("what", sorted(checkers.STORE_TELLS_SOONER))
+def test_a_store_that_lost_renewals_or_time_may_tell_of_a_loss_sooner(what: str) -> None:
+    early = Told("a", 12.0, 12.1, "expired")
+
+    assert not checkers.told_in_time(but(early, Fault(what, 11.5, 11.9, ""), without=(GOOD[7],))).complaints
+    assert checkers.told_in_time(but(early, Fault(what, 12.05, 12.3, ""), without=(GOOD[7],))).complaints
+
+
 def test_a_hold_whose_session_died_ends_where_it_was_last_seen() -> None:
     told = Told("b", 12.9, 14.0, "session_died")
 

@@ -19,6 +19,8 @@ NOTICE = 0.25
 """Seconds after its deadline within which a loss is told, besides the time in which the process could not run."""
 BY_TIME = {"expired", "unreachable", "max_hold"}
 """Reasons of losses whose moment was known beforehand."""
+STORE_TELLS_SOONER = {"fail over", "step the clock"}
+"""Faults after which a store may say that a hold is over before its holder would have."""
 EPOCH = 32
 """The bits of a token below its epoch."""
 BAD_LINES = re.compile(r"deadlock detected|you don't own a lock|current transaction is aborted|PANIC|TRAP:")
@@ -153,9 +155,14 @@ def _was_late(write: Write, ends: dict[str, float]) -> bool:
 
 
 def told_in_time(history: History, notice: float = NOTICE) -> Verdict:
-    """C5: a loss by time was told within `notice` of its deadline, less the time in which its process could not run."""
+    """C5: a loss by time was told within `notice` of its deadline, less the time in which its process could not run.
+
+    Nor was it told sooner, unless the store itself may have said that the hold was over: one that lost renewals in a
+    failover, or whose clock was stepped.
+    """
     verdict = Verdict("C5")
     processes = {op.key: op.process for op in history.grants}
+    sooner = min((fault.began for fault in history.faults if fault.what in STORE_TELLS_SOONER), default=NEVER)
     for told in history.told:
         if told.reason not in BY_TIME or told.hold not in processes:
             continue
@@ -164,7 +171,7 @@ def told_in_time(history: History, notice: float = NOTICE) -> Verdict:
         verdict.seen["latest, in ms"] = max(verdict.seen["latest, in ms"], round(1000 * late))
         if late > notice:
             verdict.complaints.append(f"{told.hold}: told {late:.3f} s after its deadline")
-        if told.at < told.due:
+        if told.at < told.due and told.at < sooner:
             verdict.complaints.append(f"{told.hold}: told {told.due - told.at:.3f} s before its deadline")
     return verdict
 
