@@ -45,11 +45,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, help=f"how many; default {SEEDS}, with --whole {ALL_SEEDS}")
     parser.add_argument("--run-seed", type=int, help="of the runs under faults; default: the day's number")
     parser.add_argument("--only", choices=list(PARTS), help="one part of it")
+    parser.add_argument("--without", choices=list(PARTS), help="all but one part of it")
     parser.add_argument("--write", action="store_true", help="put the figures into docs/proof.md")
     chosen = parser.parse_args()
     failed = []
     for name, part in PARTS.items():
-        if chosen.only in {None, name}:
+        if chosen.only in {None, name} and name != chosen.without:
             began = time.perf_counter()
             fine, figures = part(chosen)
             print(
