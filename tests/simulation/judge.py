@@ -25,6 +25,8 @@ GIVEN_BACK = 1.0
 """Seconds after which, over a good network, nothing is left of an acquisition that came to nothing."""
 GIVEN_BACK_AT_LAST = 16.0
 """The same over one that loses messages: then all four tries are over, of up to three requests each."""
+SERVED = 2.0
+"""Seconds after its thaw within which a server serves what was waiting for it."""
 THAW = 20.0
 """Seconds for which a request may be older than the end of the conversation that it belongs to, and more."""
 REMEMBERED = 8
@@ -198,8 +200,11 @@ class Judge:
                 return
             if (name, row.lease_id) in self._released:
                 return  # a copy of the request came after the give-back of what it asked for: that lapses, too
+            age = (store.now() - row.acquired_at).total_seconds()
+            if abs(self.kernel.now - age - self.server.frozen_until) < SERVED:
+                return  # it was asked for before the server froze, longer ago than anybody gives back: that lapses, too
             known = any(belief.hold.lease_id == row.lease_id for belief in self._beliefs.values())
-            if not known and (store.now() - row.acquired_at).total_seconds() > self.kernel.now - since:
+            if not known and age > self.kernel.now - since:
                 self.wrong("S4", f"{name} is held by {process.name}, which was told that it failed")
 
         self.kernel.after(GIVEN_BACK_AT_LAST if weather.lost else GIVEN_BACK, look)
