@@ -180,10 +180,6 @@ class Keeper:
         self._do(lambda: self._on_session(Session.settle_in), budget)
         self._direct = True
 
-    def number_of_locks(self) -> int:
-        """Return how many advisory locks the session has."""
-        return len(self._locks)
-
     def sit(self, name: str, key: int, lease_id: str) -> Seat:
         """Take a seat for a try. Tries with one id, at once or one after the other, share it. Ends with `rise`."""
         with self._lock:
