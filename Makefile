@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 # Most tests wait for something real: as many workers as cores would leave the cores idle.
-WORKERS ?= 4
+WORKERS ?= 6
 BACKEND ?= postgres
 ARGS ?=
 

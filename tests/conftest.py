@@ -20,6 +20,7 @@ from pytest_postgresql import factories
 from pglease.testing.local_pgbouncer import PgBouncer
 from pglease.testing.local_postgres import LocalPostgres
 from pglease.testing.proxy import Proxy
+from tests.support.scratch import use_memory
 from tests.support.server import RunServer, libpq_environment, run_server
 
 pytest_plugins = ["tests.support.needs", "tests.support.canary", "tests.support.measured"]
@@ -30,6 +31,7 @@ ROOT = Path(__file__).parent.parent
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start the run's server, or in a worker learn where the controller's is."""
+    use_memory()
     set_hypothesis_home_dir(ROOT / ".venv" / ".cache" / "hypothesis")
     if config.option.collectonly or config.option.help or config.option.version:
         return

@@ -3,9 +3,12 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+
+from tests.support import scratch
 
 ROOT = Path(__file__).parent.parent
 WORD = "a-word-nobody-says"
@@ -135,3 +138,51 @@ def test_the_servers_log_can_be_read_by_test(server_log, admin):
         admin.execute("SELECT nonsense")
 
     assert any("nonsense" in line for line in server_log())
+
+
+@pytest.mark.xdist_group("one worker")
+def test_a_group_stays_on_one_worker(request):
+    """Else every worker would start what a group shares, and nobody would notice but by the time it takes."""
+    if request.config.getoption("loadgroup", False):  # set in workers alone
+        assert request.node.nodeid.endswith("@one worker")
+
+
+@pytest.fixture
+def memory(monkeypatch, tmp_path):
+    """A directory that would do, while nobody has chosen one."""
+    monkeypatch.setenv("TMPDIR", "restored at the end, whatever the test sets")
+    monkeypatch.delenv("TMPDIR")
+    monkeypatch.setattr(tempfile, "tempdir", tempfile.gettempdir())
+    monkeypatch.setattr(scratch, "ROOM", 0)
+    place = tmp_path / "memory"
+    place.mkdir()
+    place.chmod(0o1777)
+    return place
+
+
+def test_temporary_files_are_held_in_memory_where_there_is_room(memory):
+    scratch.use_memory(memory)
+
+    assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(memory)
+
+
+def test_temporary_files_stay_where_somebody_wants_them(memory, monkeypatch):
+    monkeypatch.setenv("TMPDIR", "/somewhere")
+
+    scratch.use_memory(memory)
+
+    assert os.environ["TMPDIR"] == "/somewhere"
+
+
+@pytest.mark.parametrize("lack", ["none", "no entrance for others", "no room"])
+def test_a_memory_that_will_not_do_is_left_alone(memory, monkeypatch, lack):
+    if lack == "none":
+        memory.rmdir()
+    elif lack == "no entrance for others":
+        memory.chmod(0o700)
+    else:
+        monkeypatch.setattr(scratch, "ROOM", 1 << 60)
+
+    scratch.use_memory(memory)
+
+    assert "TMPDIR" not in os.environ

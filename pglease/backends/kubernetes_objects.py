@@ -31,6 +31,8 @@ _TOKEN_MAX = 2**63 - 1
 _FOREIGN_TTL = 15
 """Seconds granted to another tool's hold that names no duration: client-go's default."""
 NOTHING = timedelta()
+BLUR = timedelta(seconds=1)
+"""Two readings of the server's clock may differ by this much: dates of answers are cut to seconds."""
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -135,12 +137,20 @@ def next_hold(last: Row, request: Request, floor: int, moment: datetime) -> Row:
     if token > _TOKEN_MAX:
         raise BackendMisconfigured(f"the fencing token of {last.name!r} is at its end ({last.fencing_token})")
     return replace(
-        first_hold(request, token, moment),
+        first_hold(request, token, _at_least(moment, last.acquired_at + last.written_after)),
         transitions=min(last.transitions + 1, _INT32_MAX),
         settled=True,
         version=last.version,
         rest=last.rest,
     )
+
+
+def _at_least(moment: datetime, known: datetime) -> datetime:
+    """Return a moment that is not before one another client wrote: each reads the server's clock to the second.
+
+    What is further ahead was written by a clock that is wrong, and is not followed.
+    """
+    return known if NOTHING < known - moment <= BLUR else moment
 
 
 def renewed(row: Row, ttl: float, elapsed: timedelta) -> Row:

