@@ -431,6 +431,10 @@ class AsyncPGLease:
         """Return who queues for a lease, in order. See `PGLease.queued`."""
         return await drive.ask(partial(self.client.queued, name))
 
+    async def queues(self, prefix: str = "") -> dict[str, list[str]]:
+        """Return by name who queues. See `PGLease.queues`."""
+        return await drive.ask(partial(self.client.queues, prefix))
+
     async def history(self, name: str | None = None, *, prefix: str = "", limit: int = 100) -> list[Tenure]:
         """Return who held a lease, and how each hold ended. See `PGLease.history`."""
         return await drive.ask(partial(self.client.history, name, prefix=prefix, limit=limit))

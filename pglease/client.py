@@ -628,6 +628,17 @@ class PGLease:
             raise lacks(self.backend.traits, "fair", "queued")
         return cast("FairBackend", self.backend).queued(asked, self._budget())
 
+    def queues(self, prefix: str = "") -> dict[str, list[str]]:
+        """Return by name who queues, for all names that begin with `prefix` and somebody queues for. See `queued`.
+
+        Raises:
+            ConfigurationError: the store keeps no queues (trait `fair`).
+        """
+        asked = options.prefix(prefix)
+        if not self.backend.traits.fair:
+            raise lacks(self.backend.traits, "fair", "queues")
+        return cast("FairBackend", self.backend).queues(asked, self._budget())
+
     def history(self, name: str | None = None, *, prefix: str = "", limit: int = 100) -> list[Tenure]:
         """Return who held `name`, or the names that begin with `prefix`, and how each hold ended; the present one last.
 

@@ -287,6 +287,9 @@ class FairBackend(Backend, Protocol):
     def queued(self, name: str, budget: Budget) -> builtins.list[str]:
         """Return the labels of those who queue for a name, the head first. C17 C10."""
 
+    def queues(self, prefix: str, budget: Budget) -> dict[str, builtins.list[str]]:
+        """Return every queue in which somebody stands, of the names that begin with `prefix`. C17 C10."""
+
 
 class GroupBackend(Backend, Protocol):
     """What a store with the trait `groups` adds."""
@@ -413,6 +416,10 @@ class KeepsNoQueue:
     def queued(self, name: str, budget: Budget) -> NoReturn:  # noqa: ARG002
         """Say that this store cannot."""
         raise lacks(self.traits, "fair", "queued")
+
+    def queues(self, prefix: str, budget: Budget) -> NoReturn:  # noqa: ARG002
+        """See `FairBackend.queues`."""
+        raise lacks(self.traits, "fair", "queues")
 
 
 class TakesNoGroups:

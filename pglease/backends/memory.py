@@ -79,6 +79,10 @@ class _Line:
         self.places = [place for place in self.places if place.expires_at > now]
         return self.places
 
+    def labels(self, now: datetime) -> builtins.list[str]:
+        """Return who stands at them, and drop nobody: looking changes nothing."""
+        return [place.owner_id for place in self.places if place.expires_at > now]
+
     def drop(self, ticket_id: str) -> bool:
         """Take a ticket away; False when it is not there."""
         before = len(self.places)
@@ -435,7 +439,14 @@ class MemoryBackend(FencesNothing):
         with self._store.lock:
             now = self._now(budget)
             row = self._store.rows.get(name)
-            return [place.owner_id for place in row.line.places if place.expires_at > now] if row else []
+            return row.line.labels(now) if row else []
+
+    def queues(self, prefix: str, budget: Budget) -> dict[str, builtins.list[str]]:
+        """Return every queue in which somebody stands."""
+        with self._store.lock:
+            now = self._now(budget)
+            lines = {name: row.line.labels(now) for name, row in self._store.rows.items() if name.startswith(prefix)}
+            return {name: labels for name, labels in lines.items() if labels}
 
     def forget(self) -> None:
         """Empty the store, in a forked child: its holds are the parent's."""

@@ -462,6 +462,13 @@ class PostgresBackend:
         rows = self._converse(lambda link, sql: link.rows(sql.queued, {"name": name}), budget)
         return [row[0] for row in rows]
 
+    def queues(self, prefix: str, budget: Budget) -> dict[str, builtins.list[str]]:
+        """See `FairBackend.queues`."""
+        found: dict[str, builtins.list[str]] = {}
+        for name, label in self._converse(lambda link, sql: link.rows(sql.queues, {"prefix": prefix}), budget):
+            found.setdefault(name, []).append(label)
+        return found
+
     # -- conversations -------------------------------------------------------------------------------------------------
 
     def _converse(self, talk: Callable[[Link, Statements], T], budget: Budget, *, reserved: bool = False) -> T:

@@ -515,6 +515,12 @@ _QUEUED = """
 SELECT t.owner_id FROM {tickets} t
 WHERE t.task_name = %(name)s::text AND t.expires_at > pg_catalog.clock_timestamp() ORDER BY t.number
 """
+# queues: C17 C10.
+_QUEUES = """
+SELECT t.task_name, t.owner_id FROM {tickets} t
+WHERE pg_catalog.starts_with(t.task_name, %(prefix)s::text) AND t.expires_at > pg_catalog.clock_timestamp()
+ORDER BY t.task_name, t.number
+"""
 _TURN_LOCK = "SELECT 1 FROM {leases} l WHERE l.task_name = %(name)s::text FOR UPDATE SKIP LOCKED"
 _SERVED = "DELETE FROM {tickets} t WHERE t.task_name = %(name)s::text AND t.ticket_id = %(ticket_id)s::uuid"
 
@@ -575,6 +581,7 @@ class Statements:
     queue: str
     head: str
     queued: str
+    queues: str
     turn_lock: str
     served: str
     leave_queue: str

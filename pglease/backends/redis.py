@@ -326,6 +326,11 @@ class RedisBackend(FencesNothing, TakesNoGroups, RemembersNothing):
         """See `FairBackend.queued`."""
         return [label.decode() for label in self._ask(QUEUED, (name,), budget)[1:]]
 
+    def queues(self, prefix: str, budget: Budget) -> dict[str, builtins.list[str]]:
+        """See `FairBackend.queues`. Walks over the whole database, as `list` does."""
+        found = self._everywhere(QUEUED, prefix, (), budget)
+        return {name: [label.decode() for label in answer[1:]] for name, answer in found if len(answer) > 1}
+
     # -- conversations -------------------------------------------------------------------------------------------------
 
     def _ask(

@@ -200,6 +200,18 @@ class SQLiteBackend(RemembersNothing):
 
         return self._file.read(read, budget)
 
+    def queues(self, prefix: str, budget: Budget) -> dict[str, builtins.list[str]]:
+        """See `FairBackend.queues`."""
+
+        def read(link: sqlite3.Connection) -> dict[str, builtins.list[str]]:
+            asked = {"prefix": prefix, "length": len(prefix), "now": self._seen(link, "").now}
+            found: dict[str, builtins.list[str]] = {}
+            for name, label in link.execute(self._sql.queues, asked):
+                found.setdefault(name, []).append(label)
+            return found
+
+        return self._file.read(read, budget)
+
     # -- fencing -------------------------------------------------------------------------------------------------------
 
     def guard(self, claim: Claim, connection: Any, *, idle: float = 60.0) -> Guard:  # noqa: ARG002

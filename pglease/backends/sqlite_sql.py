@@ -119,6 +119,10 @@ _HEAD = """
 SELECT ticket_id, owner_id, expires_ns FROM {queue} WHERE task_name = ? AND expires_ns > ? ORDER BY number LIMIT 1
 """
 _QUEUED = "SELECT owner_id FROM {queue} WHERE task_name = ? AND expires_ns > ? ORDER BY number"
+_QUEUES = """
+SELECT task_name, owner_id FROM {queue}
+WHERE task_name >= :prefix AND substr(task_name, 1, :length) = :prefix AND expires_ns > :now ORDER BY task_name, number
+"""
 _DROP_DEAD = "DELETE FROM {queue} WHERE task_name = ? AND expires_ns <= ?"
 _TICKET = "SELECT number FROM {queue} WHERE task_name = ? AND ticket_id = ?"
 _RENEW_TICKET = "UPDATE {queue} SET expires_ns = ? WHERE task_name = ? AND number = ?"
@@ -157,6 +161,7 @@ class Statements:
     wait: str
     head: str
     queued: str
+    queues: str
     drop_dead: str
     ticket: str
     renew_ticket: str

@@ -340,6 +340,23 @@ class WaitingContract:
         assert second.leave()
         assert queued() == ["alice"]
 
+    @clauses("C17", "C7", "C10")
+    def test_every_queue_can_be_read_at_once_and_one_of_the_dead_is_none(self, world: World) -> None:
+        world.needs("fair")
+        for name in ("shop:job", "shop:other", "shop:dead", "shop%job"):
+            world.alice.hold(name, 1000 * world.tick)
+
+        world.bob.queue("shop:job", 100 * world.tick)
+        world.carol.queue("shop:job", 100 * world.tick)
+        world.bob.queue("shop%job", 100 * world.tick)
+        world.carol.queue("shop:dead", world.tick)
+        world.pass_time(1.1 * world.tick)
+
+        backend: Any = world.carol.backend
+        assert backend.queues("shop:", budget()) == {"shop:job": ["bob", "carol"]}
+        assert backend.queues("shop%", budget()) == {"shop%job": ["bob"]}
+        assert len(backend.queues("", budget())) == 2
+
     @clauses("C17", "C1")
     def test_a_ticket_does_not_end_a_hold(self, world: World) -> None:
         world.needs("fair")

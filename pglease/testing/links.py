@@ -27,6 +27,7 @@ VERBS = (
     "queue",
     "leave_queue",
     "queued",
+    "queues",
     "history",
 )
 """What a store may be asked."""

@@ -7,7 +7,7 @@ from datetime import UTC, timedelta
 
 import pytest
 
-from pglease import ConfigurationError, Lease
+from pglease import ConfigurationError, Lease, MemoryBackend, PGLease
 
 FACES = ("threads", "asyncio")
 
@@ -65,6 +65,18 @@ def test_a_list_is_of_one_prefix_in_order_and_of_what_has_not_been_given_back(le
 def test_what_is_no_prefix_is_refused(leases, prefix):
     with pytest.raises(ConfigurationError, match="prefix"):
         leases.list_leases(prefix)
+    with pytest.raises(ConfigurationError, match="prefix"):
+        leases.queues(prefix)
+
+
+def test_a_store_without_queues_says_so():
+    store = MemoryBackend()
+    store.traits = dataclasses.replace(store.traits, fair=False)
+
+    with PGLease(store) as leases:
+        for ask in (lambda: leases.queued("job"), leases.queues):
+            with pytest.raises(ConfigurationError, match="trait 'fair'"):
+                ask()
 
 
 def test_looking_changes_nothing(leases, rival):
