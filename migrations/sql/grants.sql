@@ -16,4 +16,5 @@ GRANT SELECT, DELETE ON "pglease_leases_history" TO "pglease_cleanup";
 -- look
 GRANT SELECT ON "pglease_leases" TO "pglease_read";
 GRANT SELECT ON "pglease_leases_meta" TO "pglease_read";
+GRANT SELECT ON "pglease_leases_tickets" TO "pglease_read";
 GRANT SELECT ON "pglease_leases_history" TO "pglease_read";

@@ -132,7 +132,7 @@ def grants(
         guard: runs only the guard inside its own transactions. Locking a row takes UPDATE on one column; `heartbeat_at`
             is the one that decides nothing.
         cleanup: `cleanup_expired`.
-        read_only: `list`, `show`, `watch`, exporters.
+        read_only: `list`, `show`, `watch`, `history`, `exporter`, `web`.
     """
     leases, meta, tickets, history = names.leases, names.meta, names.tickets, names.history
     all_rows = "SELECT, INSERT, UPDATE, DELETE"
@@ -153,7 +153,7 @@ def grants(
                 history: "SELECT, DELETE",
             },
         ),
-        ("look", read_only, {leases: "SELECT", meta: "SELECT", history: "SELECT"}),
+        ("look", read_only, dict.fromkeys((leases, meta, tickets, history), "SELECT")),
     ]
     return "\n".join(_granted(names, *need) for need in needs)
 

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from pglease import PGLease
 from pglease.backends import postgres_schema as schema
 from pglease.backends.postgres_link import Link
 from pglease.backends.postgres_look import CHANGING
@@ -316,7 +317,8 @@ def test_the_grants_are_enough_for_each_role_and_no_more(admin_dsn: str) -> None
             assert may(link, guard, names.meta) == set()
             assert may(link, cleanup, names.leases) == {"DELETE", "SELECT"}
             assert may(link, cleanup, names.meta) == {"SELECT"}
-            assert may(link, reader, names.leases) == may(link, reader, names.meta) == {"SELECT"}
+            for table in (names.leases, names.meta, names.tickets, names.history):
+                assert may(link, reader, table) == {"SELECT"}
             link.script(f'SET ROLE "{guard}"')
             link.rows(f"SELECT 1 FROM {names.leases} FOR KEY SHARE")
             link.script(f'SET ROLE "{cleanup}"')
@@ -324,6 +326,22 @@ def test_the_grants_are_enough_for_each_role_and_no_more(admin_dsn: str) -> None
                 link.script(f"LOCK TABLE {names.leases} IN SHARE ROW EXCLUSIVE MODE")
                 link.rows(f"SELECT ctid FROM {names.leases} LIMIT 10 FOR UPDATE SKIP LOCKED")
                 link.script(f"DELETE FROM {names.leases}; UPDATE {names.meta} SET token_floor = 1")
+
+
+def test_whoever_may_only_look_sees_all_there_is_to_see(admin_dsn: str, dsn: str) -> None:
+    with linked(admin_dsn) as link, PGLease(f"{dsn}?pglease.history=3", owner_id="worker") as worker:
+        worker.try_acquire("job")
+        names = schema.ensure(link, NAMES, create=False)
+        with role(link) as reader:
+            link.script(schema.grants(names, read_only=reader).partition("-- look")[2])
+            with PGLease(psycopg.conninfo.make_conninfo(admin_dsn, options=f"-c role={reader}")) as leases:
+                assert [lease.name for lease in leases.list_leases()] == ["job"]
+                assert leases.get_lease("job").owner_id == "worker"
+                assert leases.queued("job") == []
+                assert leases.queues() == {}
+                assert [tenure.owner_id for tenure in leases.history("job")] == ["worker"]
+                with pytest.raises(BackendMisconfigured):
+                    leases.force_release("job", 1)
 
 
 def may(link: Link, name: str, table: str) -> set[str]:
