@@ -20,7 +20,8 @@ _LABELS, _EDGE, _TOP, _ROW, _BAR = 190, 24, 64, 36, 20
 _CHARACTER = 6.7
 """Pixels that a character takes at most, nearly: texts that would not fit are left out or cut."""
 _STEPS = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 7 * 86400, 30 * 86400)
-_UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+_UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+"""What XML cannot hold, and what turns the direction of all text after it."""
 
 WORDS: dict[Ending | None, str] = {
     "released": "released",
@@ -48,7 +49,7 @@ _COLOURS = {
 }
 """Of Okabe and Ito, who chose them to be told apart by every kind of eye."""
 
-_STYLE = """
+STYLE = """
 svg { --ink: #1f2328; --faint: #59636e; --line: #d1d9e0; --paper: #ffffff; color-scheme: light dark;
   font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace }
 @media (prefers-color-scheme: dark) { svg { --ink: #f0f6fc; --faint: #9198a1; --line: #3d444d; --paper: #0d1117 } }
@@ -56,6 +57,8 @@ svg { --ink: #1f2328; --faint: #59636e; --line: #d1d9e0; --paper: #ffffff; color
 .line { stroke: var(--line); stroke-width: 1 } .bar { fill-opacity: .22; stroke-width: 1.5 }
 .mark { stroke: var(--paper); stroke-width: 1 } .stroke { fill: none; stroke-width: 3 } .title { font-weight: 600 }
 """
+"""What stands in the picture's style element, to the letter: a page that takes the picture in allows this one by its
+hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ def svg(tenures: Sequence[Tenure], *, title: str = "Who held which lease, and wh
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="title desc">',
         f'<title id="title">{_text(title)}</title>',
         f'<desc id="desc">{_text(_described(rows))}</desc>',
-        f"<style>{_STYLE}</style>",
+        f"<style>{STYLE}</style>",
         f'<rect class="paper" width="{WIDTH}" height="{height}" rx="6"/>',
         f'<text class="title" x="{_EDGE}" y="28">{_text(title)}</text>',
         *(_drawn(rows) if rows else [f'<text class="faint" x="{_EDGE}" y="{_TOP + 20}">no hold is known</text>']),
@@ -194,5 +197,5 @@ def _cut(text: str, pixels: float) -> str:
 
 
 def _text(text: str) -> str:
-    """Return text that XML can hold."""
+    """Return text that XML can hold, and that stays where it stands."""
     return escape(_UNFIT.sub("\ufffd", text))

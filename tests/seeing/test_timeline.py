@@ -125,6 +125,12 @@ def test_hostile_names_stay_text():
     assert "<script>alert(1)</script>" in picture.find(f"{SVG}title").text
 
 
+def test_a_name_does_not_turn_the_text_after_it():
+    text = svg([tenure("job\u202e", owner="w\u2066")])
+
+    assert not set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069") & set(text)
+
+
 def test_rows_are_leases_in_their_order_and_long_names_are_cut():
     picture = parse(svg([tenure("b"), tenure("a"), tenure("c" * 200)]))
 
