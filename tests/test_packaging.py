@@ -68,12 +68,13 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert in_package(".py") <= names
 
 
-def test_the_wheel_holds_the_type_marker_and_every_sql_file_and_template(wheel):
+def test_the_wheel_holds_the_type_marker_and_every_file_that_is_no_module(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
 
     assert "pglease/py.typed" in names
-    assert in_package(".sql")
-    assert in_package(".sql") | in_package(".html") <= names
+    for suffix in (".sql", ".html", ".css", ".js", ".svg"):
+        assert in_package(suffix)
+        assert in_package(suffix) <= names
 
 
 def test_the_metadata_says_what_people_need_to_know(wheel):

@@ -33,6 +33,7 @@ COMMANDS = {
     "bump-epoch": "pglease.cli.store:bump_epoch",
     "history": "pglease.cli.history:history",
     "exporter": "pglease.cli.exporter:exporter",
+    "web": "pglease.cli.web:web",
     "options": "pglease.cli.explain:explain",
     "demo": "pglease.cli.demo:demo",
     "completion": "pglease.cli.completion:completion",

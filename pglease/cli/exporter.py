@@ -9,24 +9,9 @@ from typing import Any
 import click
 
 from pglease.cli import printing
-from pglease.cli.options import examples, open_client, quiet_option, store_options
+from pglease.cli.options import ListenType, examples, open_client, quiet_option, store_options
 
 PORT = 9909
-
-
-class ListenType(click.ParamType):  # type: ignore[type-arg]
-    """`host:port`, `[::1]:port` or a port alone."""
-
-    name = "address"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        """Take the two apart."""
-        if isinstance(value, tuple):
-            return value
-        host, _, port = value.rpartition(":")
-        if not port.isascii() or not port.isdigit() or int(port) > 65535:
-            self.fail(f"{value!r} is no address: say host:port, or a port", param, ctx)
-        return host.strip("[]") or "127.0.0.1", int(port)
 
 
 @click.command(

@@ -71,6 +71,21 @@ class DurationType(click.ParamType):  # type: ignore[type-arg]  # generic in the
             self.fail(str(broken), param, ctx)
 
 
+class ListenType(click.ParamType):  # type: ignore[type-arg]
+    """`host:port`, `[::1]:port` or a port alone."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        """Take the two apart."""
+        if isinstance(value, tuple):
+            return value
+        host, _, port = value.rpartition(":")
+        if not port.isascii() or not port.isdigit() or int(port) > 65535:
+            self.fail(f"{value!r} is no address: say host:port, or a port", param, ctx)
+        return host.strip("[]") or "127.0.0.1", int(port)
+
+
 class NameType(click.ParamType):  # type: ignore[type-arg]
     """A lease's name; completes from the store."""
 

