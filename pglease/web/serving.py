@@ -14,7 +14,7 @@ try:
 except ModuleNotFoundError:
     raise MissingDependencyError("serving pages needs the package uvicorn: install the extra, pglease[web]") from None
 
-GRACE = 5
+GRACE = 10
 """Seconds that requests may go on once the server is to end."""
 
 

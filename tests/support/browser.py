@@ -10,15 +10,21 @@ import os
 import select
 import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-AXE = Path(__file__).resolve().parents[2] / ".venv" / ".cache" / "axe" / "package" / "axe.min.js"
-"""Where `npm pack axe-core` was unpacked: what judges whether everybody can use a page."""
-PATIENCE = 60.0
+AXE = "pytest-playwright-axe==4.14.0"
+"""The package with the newest copy of axe-core, which judges whether everybody can use a page. Neither its own code nor
+what it depends on is wanted: it is put where nobody imports from."""
+AXE_HOME = Path(__file__).resolve().parents[2] / ".venv" / ".cache" / AXE
+PATIENCE = 120.0
 FLAGS = (
     "--headless=new",
     "--no-sandbox",  # it refuses to have one as root; nothing but our own pages is shown
@@ -133,6 +139,12 @@ class Page:
         while self._loaded == before:
             self._browser.listen(until - time.monotonic())
 
+    def wait_for_request(self, path: str) -> None:
+        """Wait until it has asked for something of its own server."""
+        until = time.monotonic() + PATIENCE
+        while path not in {urlsplit(address).path for address in self.requested}:
+            self._browser.listen(until - time.monotonic())
+
     def see(self, expression: str) -> Any:
         """Return what a JavaScript expression, or its promise, is worth; our own, whether the page's may run or not."""
         found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
@@ -172,9 +184,20 @@ class Page:
 
     def barriers(self) -> list[str]:
         """Return what axe finds that would keep somebody out."""
-        self.see(AXE.read_text("utf-8") + "; true")
+        self.see(_axe() + "; true")
         found = self.see("axe.run().then(found => found.violations)")
         return [f"{each['id']}: {[node['html'] for node in each['nodes']]}" for each in found]
+
+
+def _axe() -> str:
+    """Return the script, which is fetched once."""
+    if not AXE_HOME.exists():
+        with tempfile.TemporaryDirectory(dir=AXE_HOME.parent) as directory:
+            fetched = Path(directory) / "axe"
+            options = ["-qq", "--no-deps", "--ignore-requires-python", "--no-compile", "--target", str(fetched)]
+            subprocess.run([sys.executable, "-m", "pip", "install", *options, AXE], check=True)
+            fetched.rename(AXE_HOME)
+    return (AXE_HOME / "pytest_playwright_axe" / "resources" / "axe.min.js").read_text("utf-8")
 
 
 @contextmanager

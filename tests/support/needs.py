@@ -23,7 +23,6 @@ from pglease.errors import MissingDependencyError
 from pglease.testing import processes
 from pglease.testing.local_pgbouncer import find_pgbouncer
 from pglease.testing.local_postgres import find_bindir
-from tests.support.browser import AXE
 from tests.support.faketime import find_libfaketime
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -89,7 +88,6 @@ def _can_make_network_namespaces() -> bool:
 
 
 NEEDS = {
-    "axe": Need(AXE.exists, "npm pack axe-core, and unpack it in .venv/.cache/axe"),
     "chromium": Need(_program("chromium"), "apt-get install chromium"),
     "faketime": Need(lambda: find_libfaketime() is not None, "apt-get install faketime"),
     "freezer": Need(
