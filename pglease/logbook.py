@@ -1,7 +1,7 @@
 """The log as an observer: constant messages, one level for each kind of news, facts in `extra`.
 
-All is well: DEBUG. A skipped call: INFO, by whoever skips it. Not known: WARNING, for each lease once in a while. Lost:
-ERROR. The keys of `extra` begin with `lease_`, since `name` is a word of `logging` itself.
+All is well: DEBUG. A long wait, and a skipped call, by whoever skips it: INFO. Not known: WARNING, for each lease once
+in a while. Lost: ERROR. The keys of `extra` begin with `lease_`, since `name` is a word of `logging` itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEVELS: dict[EventKind, int] = {
     "busy": logging.DEBUG,
     "waited": logging.DEBUG,
     "failed": logging.DEBUG,  # whoever asked is told by an error
-    "waiting": logging.WARNING,
+    "waiting": logging.INFO,  # somebody has it, as it should be
     "renewed": logging.DEBUG,
     "unknown": logging.WARNING,
     "at_risk": logging.WARNING,

@@ -375,10 +375,10 @@ def test_the_levels_are_as_promised(caplog):
 
     levels = {record.lease_outcome: record.levelno for record in caplog.records}
     assert {kind for kind, level in levels.items() if level > logging.INFO} == {
-        "lost", "at_risk", "unknown", "unconfirmed", "waiting"
+        "lost", "at_risk", "unknown", "unconfirmed"
     }  # fmt: skip
     assert levels["lost"] == logging.ERROR
-    assert levels["closed"] == logging.INFO
+    assert levels["closed"] == levels["waiting"] == logging.INFO
 
 
 @pytest.mark.parametrize(("shown", "kinds"), [("WARNING", {"lost", "unconfirmed"}), ("ERROR", {"lost"})])

@@ -572,13 +572,14 @@ def test_a_long_wait_tells_the_log_and_the_observers_who_has_it_and_where_it_sta
     assert holder.try_acquire("job", ttl=600)
     with (
         PGLease(store.another(), owner_id="waiter", observers=[Notebook()]) as client,
-        caplog.at_level(logging.WARNING),
+        caplog.at_level(logging.INFO),
         pytest.raises(AcquireTimeout),
     ):
         client.wait_for_lease("job", timeout=1.0, warn_after=0.2, fair=True)
 
     told = [record for record in caplog.records if "still waiting" in record.getMessage()]
     assert 1 <= len(told) <= 3
+    assert {record.levelno for record in told} == {logging.INFO}
     assert all(word in told[0].getMessage() for word in ("'job'", "'holder'", "since", "s left", "0 ahead"))
     (first, *_) = [event for event in events if event.kind == "waiting"]
     assert (first.name, first.owner_id, first.waiting.lease.owner_id) == ("job", "holder", "holder")
