@@ -9,6 +9,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 DONE := $(VENV)/.done
+BOOK := $(VENV)/.book
 PY := $(BIN)/python
 
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.cache/pycache
@@ -17,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install fmt lint types test stress soak mutants coverage matrix contract bench check clean
+.PHONY: help demo install fmt lint types test stress soak mutants coverage matrix contract bench docs check clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  %-10s %s\n", $$1, $$2 }'
@@ -75,6 +76,14 @@ contract: $(DONE) ## Run the contract suite on one backend: make contract BACKEN
 bench: $(DONE) ## Measure against the bare driver; writes benchmarks/RESULTS.md and the figures of the README
 	$(PY) -m benchmarks --write $(ARGS)
 	$(PY) -m tests.support.readme
+
+docs: $(BOOK) ## Build the documentation site, strictly, into .venv/site
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	@echo "$(VENV)/site/index.html"
+
+$(BOOK): $(DONE) pyproject.toml
+	$(PY) -m pip install -qq --group docs
+	@touch $@
 
 check: lint types test ## Everything to run before a commit
 

@@ -35,7 +35,7 @@ from typing import (
     overload,
 )
 
-from pglease import default, drive, options
+from pglease import default, drive, mistakes, options
 from pglease.backends import Backend
 from pglease.backends.base import Fence, Guard, ParamStyle
 from pglease.blocks import Block
@@ -89,7 +89,7 @@ class _Wanted(TypedDict, total=False):
     warn_after: Duration | None
 
 
-class AsyncPGLease:
+class AsyncPGLease(mistakes.OnlyAsyncWith):
     """Leases for an application on asyncio: `PGLease` with its verbs awaited.
 
     Any number of event loops may use one, at once and one after another.
@@ -97,8 +97,8 @@ class AsyncPGLease:
     Args:
         backend: an address or a `Backend` object, as for `PGLease`; or a `PGLease`, whose other face this then is: both
             have the same holds, and closing this one leaves that one open.
-        owner_id, heartbeat_interval, on_lease_lost, margin, table_name, schema, auto_initialize, connect_timeout,
-            pool_size, observers: as for `PGLease`, and not together with one.
+        owner_id, heartbeat_interval, on_lease_lost, margin, observers: as for `PGLease`, and not together with one.
+        table_name, schema, auto_initialize, connect_timeout, pool_size: as for `PGLease`, and not together with one.
 
     Raises:
         ConfigurationError: every broken rule at once, without showing the address.
@@ -481,7 +481,7 @@ def _refuse(arguments: Mapping[str, Any]) -> None:
         raise ConfigurationError(*(f"{name} is for addresses and backends; this PGLease has its own" for name in given))
 
 
-class AsyncLeaseContext(Block, Generic[LeaseT_co]):
+class AsyncLeaseContext(Block, mistakes.OnlyAsyncWith, Generic[LeaseT_co]):
     """The block that a lease is held for. Made by `AsyncPGLease.acquire`; may be entered again once it was left."""
 
     _body: _Body | None = None
@@ -504,11 +504,13 @@ class AsyncLeaseContext(Block, Generic[LeaseT_co]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         body, self._body = self._body, None
-        lease = self._leave()
+        lease, unasked, self._unasked = self._leave(), self._unasked, None
         if body is not None and body.leave(error):
             error = None  # it is ours, and says what leaving is going to say
         if lease is not None:
             await self._client.taking.aleave(lease._hold, error)
+        elif unasked is not None and error is None:
+            unasked.warn()
 
 
 class _Body:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast, overload
 
-from pglease import clock, forks, options
+from pglease import clock, forks, mistakes, options
 from pglease.backends import Backend, open_backend
 from pglease.backends.base import Budget, FairBackend, lacks, remembering
 from pglease.blocks import LeaseContext
@@ -65,7 +65,7 @@ KNOBS: dict[str, Any] = {
 }
 
 
-class PGLease:
+class PGLease(mistakes.OnlyWith):
     """Leases for one application: one holder at a time for each name.
 
     Thread-safe, fork-safe, a context manager, and cheap to keep as a module-level object. Building it connects to
@@ -477,7 +477,11 @@ class PGLease:
     def semaphore(
         self, name: str, limit: int | None = None, ttl: Duration | None = None, **wanted: Unpack[SemaphoreOptions]
     ) -> Semaphore:
-        """Return a `Semaphore`; it asks for nothing yet. Arguments as for the class."""
+        """Return a `Semaphore`; it asks for nothing yet. Arguments as for the class.
+
+        Raises:
+            ConfigurationError: as for the class; and neither code nor environment says a limit.
+        """
         from pglease.primitives.semaphore import Semaphore
 
         found = self._settings.apply("semaphore", name, wanted, limit=limit, ttl=ttl)
@@ -675,6 +679,13 @@ class PGLease:
 
         Its holder learns of it at its next renewal (reason `forced`) and may work on until then; a guarded write of its
         is refused at once.
+
+        Args:
+            name: the lease.
+            fencing_token: of the hold that you have looked at.
+
+        Raises:
+            BackendUnavailable: it is unknown whether the hold was ended.
         """
         options.text(name, "name")
         options.count(fencing_token, "fencing_token")

@@ -123,7 +123,7 @@ def singleton_decorator(
     """Return the decorator. `client` is asked at each call, so that a default client may be configured later."""
     options.flag(skip_if_locked, "skip_if_locked")
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Any = None) -> Callable[..., Any]:
         _refuse_generators(function)
         calls = _Calls(client, naming(name, function), wanted, skip_if_locked=skip_if_locked, on_skip=on_skip)
         wrap = _async_task if _is(inspect.iscoroutinefunction, function) else _sync_task
@@ -225,12 +225,13 @@ class _Block:
         await self._client.taking.aleave(self._lease._hold, error)
 
 
-def _refuse_generators(function: Callable[..., Any]) -> None:
+def _refuse_generators(function: Any) -> None:
     if isinstance(function, staticmethod | classmethod):
         raise ConfigurationError("singleton_task goes below @staticmethod and @classmethod, next to the function")
     if not callable(function):
         raise ConfigurationError(
-            f"singleton_task decorates functions, methods and coroutine functions, not {function!r}"
+            f"singleton_task decorates functions, methods and coroutine functions, not {function!r}; it is written "
+            'with the name of a lease, @leases.singleton_task("report")'
         )
     if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
         raise ConfigurationError(

@@ -75,7 +75,13 @@ HeartbeatError = LeaseLostError
 
 
 class NotOwnedError(PgleaseError):
-    """`renew` of a hold that has ended. Afterwards: nothing changed in the store."""
+    """`renew` of a hold that has ended.
+
+    Attributes:
+        name: the lease.
+
+    Afterwards: nothing changed in the store.
+    """
 
     def __init__(self, message: str, *, name: str = "") -> None:
         super().__init__(message)
@@ -84,6 +90,9 @@ class NotOwnedError(PgleaseError):
 
 class ReentrantError(PgleaseError):
     """A waiting call by the thread or task that already holds the name through this client: it would wait for itself.
+
+    Attributes:
+        name: the lease.
 
     Afterwards: the hold it has is untouched.
     """
@@ -94,7 +103,14 @@ class ReentrantError(PgleaseError):
 
 
 class FencedError(PgleaseError):
-    """A guarded write of a stale holder was refused. Afterwards: the caller's transaction is aborted."""
+    """A guarded write of a stale holder was refused.
+
+    Attributes:
+        name: the lease.
+        fencing_token: the stale holder's.
+
+    Afterwards: the caller's transaction is aborted.
+    """
 
     def __init__(self, message: str, *, name: str = "", fencing_token: int = 0) -> None:
         super().__init__(message)
@@ -144,6 +160,9 @@ class BackendUnavailable(BackendError):
 
 class ReleaseError(BackendError):
     """The store could not confirm a release.
+
+    Attributes:
+        name: the lease.
 
     Afterwards: the hold is over in this process, lapses in the store by its ttl, and may be released again.
     """

@@ -47,7 +47,15 @@ return 1
 
 
 def ddl(table: str = TABLE, schema: str | None = None) -> str:
-    """Return the statement that makes the table of marks for `accept`. Running it again is harmless."""
+    """Return the statement that makes the table of marks for `accept`. Running it again is harmless.
+
+    Args:
+        table: its name; one identifier. Default `pglease_fences`.
+        schema: its schema; default: wherever the `search_path` would create it.
+
+    Raises:
+        ConfigurationError: one of them is no identifier.
+    """
     return (
         f"CREATE TABLE IF NOT EXISTS {_name(table, schema)} "
         '(resource text COLLATE "C" PRIMARY KEY, token bigint NOT NULL) WITH (fillfactor = 50)'

@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, final
 
-from pglease import clock, exits, options, slots, watchdog
+from pglease import clock, exits, mistakes, options, slots, watchdog
 from pglease.backends.base import Fence, Guard, ParamStyle, fencing
 from pglease.bell import Bell
 from pglease.errors import BackendError, ConfigurationError, FencedError, LeaseLostError, NotOwnedError
@@ -27,6 +27,7 @@ from pglease.records import Claim, Handover, Lease, Loss, LossReason
 from pglease.term import Term
 
 if TYPE_CHECKING:
+    from pglease.blocks import Unasked
     from pglease.heartbeat import HeartbeatManager
 
 WORDS: dict[LossReason, str] = {
@@ -531,7 +532,7 @@ class HeldLease:
 
 
 @final
-class NotAcquired:
+class NotAcquired(mistakes.NotHeld):
     """The answer when somebody else has the lease: false.
 
     Attributes:
@@ -540,15 +541,22 @@ class NotAcquired:
         retry_after: seconds until that hold ends unless it is renewed.
     """
 
-    __slots__ = ("lease", "name", "retry_after")
+    __slots__ = ("__weakref__", "_watcher", "lease", "name", "retry_after")
 
     def __init__(self, name: str, lease: Lease | None, retry_after: float) -> None:
         self.name: Final = name
         self.lease: Final = lease
         self.retry_after: Final = retry_after
+        self._watcher: Unasked | None = None
 
     def __bool__(self) -> Literal[False]:
+        if self._watcher is not None:
+            self._watcher.looked = True
         return False
+
+    def watched_by(self, watcher: Unasked) -> None:
+        """Let the block that this was the answer to know when somebody looks."""
+        self._watcher = watcher
 
     @property
     def held_by(self) -> str | None:
@@ -557,6 +565,9 @@ class NotAcquired:
 
     def __repr__(self) -> str:
         return f"<NotAcquired {self.name!r}, held by {self.held_by!r}, retry after {self.retry_after:.1f} s>"
+
+    def __reduce__(self) -> tuple[type[NotAcquired], tuple[str, Lease | None, float]]:
+        return NotAcquired, (self.name, self.lease, self.retry_after)
 
 
 def refuse_renewal(hold: Hold) -> NoReturn:

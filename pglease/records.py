@@ -88,6 +88,10 @@ class Lease:
         """Tell whether the hold has not expired though its heartbeat is silent for longer than `heartbeat_timeout`.
 
         A hint for people. It is no licence to take over: silence is not death, and a takeover is refused until expiry.
+
+        Args:
+            heartbeat_timeout: seconds. Default 60.
+            now: a moment of the store's clock; default: when the record was read.
         """
         at = now or self.seen_at
         return not self.is_expired(at) and (at - self.heartbeat_at).total_seconds() > heartbeat_timeout
@@ -167,6 +171,9 @@ class Handover:
     @classmethod
     def read(cls, text: str) -> Handover:
         """Read what `str` wrote.
+
+        Args:
+            text: all of it.
 
         Raises:
             ConfigurationError: it is something else.
@@ -355,7 +362,13 @@ ReleaseOutcome: TypeAlias = Released | Gone
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Why a hold was lost, and the last trouble seen before."""
+    """Why a hold was lost, and the last trouble seen before.
+
+    Attributes:
+        reason: one of `LossReason`.
+        error: the last trouble with the store before it; None if there was none.
+        lease: what the store said of the name then; None if it was not asked or knows nothing.
+    """
 
     reason: LossReason
     error: Exception | None = None

@@ -67,7 +67,9 @@ class Cron:
         try:
             from cronsim import CronSim, CronSimError
         except ImportError:
-            raise MissingDependencyError("a cron expression needs cronsim: pip install 'pglease[cron]'") from None
+            raise MissingDependencyError(
+                "a cron expression needs the package cronsim: install the extra, pglease[cron]"
+            ) from None
         try:
             local = moment.astimezone(ZoneInfo(self.timezone))
             return next(CronSim(self.expression, local)).astimezone(UTC)

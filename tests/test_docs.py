@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psycopg
 import pytest
 from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
@@ -18,10 +22,12 @@ from sqlalchemy import Engine
 
 from pglease import PGLease, default
 from pglease.testing.api_server import ApiServer
-from tests.support import django_site
+from tests.support import book, django_site
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ADDRESS = "//user:pass@localhost/db"
 """How every page writes the address of the reader's database, after `postgresql:` or `postgresql+driver:`."""
@@ -94,7 +100,7 @@ HELPERS: dict[str, Callable[[str], Any]] = {
 """What a page takes for granted beyond the library."""
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=title)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page != TUTORIAL], ids=title)
 def test_the_blocks_of_a_page_run_in_their_order(page: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     at_exit: list[Callable[[], object]] = []
     monkeypatch.setattr(atexit, "register", at_exit.append)
@@ -117,6 +123,30 @@ def test_the_blocks_of_a_page_run_in_their_order(page: Path, dsn: str, monkeypat
             engine.dispose()
 
 
+def test_the_tutorial_is_true_as_it_is_written(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code and its commands, in their order."""
+    monkeypatch.setenv("DATABASE_URL", dsn)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    names: dict[str, Any] = {"__name__": "page"}
+
+    for language, block in FENCED.findall(TUTORIAL.read_text("utf-8")):
+        if language == "console":
+            type_in(block, tmp_path)
+        elif language == "python":
+            code = block.replace(ADDRESS, dsn.removeprefix("postgresql:"))
+            if "__main__" in code:
+                (tmp_path / "nightly.py").write_text(code, "utf-8")
+            exec(compile(code, title(TUTORIAL), "exec"), names)
+
+
+def type_in(console: str, folder: Path) -> None:
+    """Run commands in a shell. What a page shows below one is what it prints, in whichever order."""
+    for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", console, re.MULTILINE):
+        done = subprocess.run(["bash", "-c", command], check=False, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, (command, done)
+        assert not shown or sorted(done.stdout.splitlines()) == sorted(shown.splitlines()), (command, done)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=title)
 def test_every_block_of_a_page_is_in_a_language_or_is_no_code(page: Path) -> None:
     """A block that says `py`, or is indented, would be run by nobody."""
@@ -130,3 +160,46 @@ def test_every_block_of_a_page_is_in_a_language_or_is_no_code(page: Path) -> Non
 def test_every_local_link_of_a_page_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text("utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
+
+    pages = re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)
+
+    assert sorted(pages) == sorted({"index.md", "source/CHANGELOG.md", *(page.name for page in PAGES)})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=title)
+def test_what_a_page_has_printed_is_printed(page: Path) -> None:
+    for part in book.PRINTED.findall(page.read_text("utf-8")):
+        assert book.PARTS[part]().count("\n") > 3, part
+
+
+def test_links_lead_to_the_places_that_files_have_in_the_site() -> None:
+    assert book.relinked("[a](docs/redis.md#x) [b](LICENSE)", "README.md") == "[a](redis.md#x) [b](source/LICENSE)"
+    assert book.relinked("[a](../README.md) [b](redis.md)", "docs/flask.md") == "[a](index.md) [b](redis.md)"
+    assert book.relinked("[a](../deploy)", "docs/flask.md") == "[a](source/deploy/index.md)"
+    assert book.relinked("[a](https://host/x) [b](#y)", "README.md") == "[a](https://host/x) [b](#y)"
+
+
+def test_a_page_that_asks_another_host_for_something_is_found_out(tmp_path: Path) -> None:
+    (tmp_path / "good.html").write_text('<a href="https://host/"><script src="own.js"></script><img src="own.svg">')
+    (tmp_path / "bad.html").write_text('<script src="https://host/a.js"></script><link rel="stylesheet" href="//host">')
+    (tmp_path / "bad.css").write_text("@import url(https://host/font.css);")
+
+    found = list(book.requests(tmp_path))
+
+    assert sorted(line.partition(":")[0] for line in found) == ["bad.css", "bad.html", "bad.html"]
+
+
+def test_an_operators_queries_run(dsn: str) -> None:
+    page = (ROOT / "docs" / "schema.md").read_text("utf-8")
+    queries = re.findall(r"^```sql\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+    with PGLease(dsn) as leases, psycopg.connect(dsn) as connection:
+        leases.wait_for_lease("daily-report")
+        found = [connection.execute(query).fetchall() for query in queries]
+
+    assert len(queries) == 8
+    assert [row[0] for row in found[0]] == ["daily-report"]

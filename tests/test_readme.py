@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from pglease import PGLease
-from tests.support.readme import PAGES, README, ROOT, written
+from tests.support.readme import CHOOSING, PAGES, README, ROOT, timeline, written
 
 TEXT = README.read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -51,6 +51,10 @@ def test_its_tables_are_what_the_product_says(page: Path) -> None:
 
     assert written(text) == text, "run: python -m tests.support.readme"
     assert "<!-- /" in text
+
+
+def test_the_timeline_is_what_its_page_draws() -> None:
+    assert CHOOSING.with_suffix(".svg").read_text("utf-8") == timeline(), "run: python -m tests.support.readme"
 
 
 def test_it_is_short_and_shows_code_early() -> None:

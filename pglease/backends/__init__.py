@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pglease.backends.base import Backend, Traits
@@ -46,11 +46,21 @@ def open_backend(url: str, **knobs: Any) -> Backend:
     opener = _OPENERS.get(kind) or _plugged_in(kind)
     if opener is None:
         known = ", ".join(f"{name}://" for name in _OPENERS if name)
+        meant = _meant(kind, filter(None, _OPENERS), "://")
         raise ConfigurationError(
-            f"there is no store for addresses that begin with {scheme[:40]!r}://; known are {known}"
+            f"there is no store for addresses that begin with {scheme[:40]}://{meant}; known are {known}"
         )
     address, in_url = _without_knobs(url)
     return opener(address, {**knobs, **_merged(in_url, knobs)})
+
+
+def _meant(word: str, known: Iterable[str], end: str = "") -> str:
+    """Return the question after a typo, or nothing where no word is near."""
+    from difflib import get_close_matches
+
+    choices = list(known)
+    near = [name for name in choices if name.startswith(f"{word}+")] or get_close_matches(word, choices, 1, 0.7)
+    return f": did you mean {near[0]}{end}?" if near else ""
 
 
 def _plugged_in(kind: str) -> Callable[[str, dict[str, Any]], Backend] | None:
@@ -105,7 +115,7 @@ def _read(name: str, value: str) -> Any:
 def _postgres(address: str, knobs: dict[str, Any]) -> Backend:
     from pglease.backends.postgres import PostgresBackend
 
-    _check_knobs("PostgreSQL", PostgresBackend, knobs)
+    _check_knobs("PostgreSQL", knobs, _knobs_of(PostgresBackend))
     return PostgresBackend(address, **knobs)
 
 
@@ -113,24 +123,22 @@ def _hybrid(address: str, knobs: dict[str, Any]) -> Backend:
     from pglease.backends.hybrid import HybridPostgresBackend
     from pglease.backends.postgres import PostgresBackend
 
-    unknown = sorted(knobs.keys() - _knobs_of(HybridPostgresBackend) - _knobs_of(PostgresBackend))
-    if unknown:
-        raise ConfigurationError(*(f"the hybrid backend has no knob {name!r}" for name in unknown))
+    _check_knobs("the hybrid backend", knobs, _knobs_of(HybridPostgresBackend) | _knobs_of(PostgresBackend))
     return HybridPostgresBackend(address, **knobs)
 
 
 def _redis(address: str, knobs: dict[str, Any]) -> Backend:
     from pglease.backends.redis import RedisBackend
 
-    _check_knobs("Redis", RedisBackend, knobs)
+    _check_knobs("Redis", knobs, _knobs_of(RedisBackend))
     return RedisBackend(address, **knobs)
 
 
-def _check_knobs(kind: str, store: type, knobs: Mapping[str, Any]) -> None:
+def _check_knobs(kind: str, knobs: Mapping[str, Any], known: set[str]) -> None:
     """Refuse what is no keyword of the store's."""
-    unknown = sorted(knobs.keys() - _knobs_of(store))
+    unknown = sorted(knobs.keys() - known)
     if unknown:
-        raise ConfigurationError(*(f"{kind} has no knob {name!r}" for name in unknown))
+        raise ConfigurationError(*(f"{kind} has no knob {name!r}{_meant(name, sorted(known))}" for name in unknown))
 
 
 def _knobs_of(store: type) -> set[str]:
@@ -153,7 +161,7 @@ def _sqlite(address: str, knobs: dict[str, Any]) -> Backend:
             f"an address of SQLite is sqlite:///file (relative) or sqlite:////absolute/file, not {address!r}"
         )
     knobs.pop("connect_timeout", None)  # the client keeps to it; opening a file takes no time of its own
-    _check_knobs("SQLite", SQLiteBackend, knobs)
+    _check_knobs("SQLite", knobs, _knobs_of(SQLiteBackend))
     return SQLiteBackend(_unquoted(path[1:]), **knobs)
 
 

@@ -46,7 +46,7 @@ def require_lightkube() -> None:
         MissingDependencyError: lightkube is not installed.
     """
     if find_spec("lightkube") is None:
-        raise MissingDependencyError("Kubernetes needs lightkube: pip install 'pglease[kubernetes]'")
+        raise MissingDependencyError("Kubernetes needs the package lightkube: install the extra, pglease[kubernetes]")
 
 
 def read_login(context: str | None = None, kubeconfig: str | None = None) -> Login:

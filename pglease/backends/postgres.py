@@ -197,6 +197,9 @@ class PostgresBackend:
 
         Renewals share the factory's connections: if the application can use them all up, leases can be lost. A pool of
         its own, or a URL, is safer.
+
+        Raises:
+            ConfigurationError: for what is wrong with the arguments.
         """
         if not callable(factory):
             raise ConfigurationError(f"factory must be callable, not {factory!r}")

@@ -96,7 +96,9 @@ def _parsed(address: str) -> dict[str, Any]:
         from psycopg import ProgrammingError
         from psycopg.conninfo import conninfo_to_dict
     except ImportError:
-        raise MissingDependencyError("PostgreSQL needs psycopg: install pglease with its base dependencies") from None
+        raise MissingDependencyError(
+            "PostgreSQL needs the package psycopg: install pglease with its dependencies"
+        ) from None
     params: dict[str, Any] | None = None
     with suppress(ProgrammingError, UnicodeError, ValueError):
         params = conninfo_to_dict(plain)

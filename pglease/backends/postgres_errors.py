@@ -7,7 +7,7 @@ is imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pglease.errors import BackendError, BackendMisconfigured, BackendUnavailable
 
@@ -26,18 +26,20 @@ _WRONG_SETUP = ("22", "23", "28", "3D", "3F", "42", "54")
 _TRANSPORT = frozenset(
     {"OperationalError", "InterfaceError", "PoolError", "PoolTimeout", "PoolClosed", "TooManyRequests", "TimeoutError"}
 )
-_WRONG_SETUP_WHILE_CONNECTING = (
-    "password authentication failed",
-    "no password supplied",
-    "no pg_hba.conf entry",
-    "is not permitted to log in",
-    "does not exist",
-    "unsupported startup parameter",
-    "permission denied for database",
-    "invalid ",
-    "root certificate file",
-    "server does not support SSL",
-)
+_WRONG_SETUP_WHILE_CONNECTING = {
+    "password authentication failed": "correct the user or the password in the address",
+    "no password supplied": "put the password into ~/.pgpass or into the address",
+    "no pg_hba.conf entry": "the server's pg_hba.conf has to admit this user from this host",
+    "is not permitted to log in": "ALTER ROLE … LOGIN",
+    "root certificate file": "name one that exists in the address, as ?sslrootcert=/path/to/ca.crt",
+    "does not exist": "create it, or correct the address",
+    "unsupported startup parameter": "the pooler has to let it through (ignore_startup_parameters)",
+    "permission denied for database": "GRANT CONNECT on it to this role",
+    "invalid ": "correct the address",
+    "server does not support SSL": "take sslmode=prefer, or a server with TLS",
+}
+"""What a driver says of a connection that no second try makes, and what mends it."""
+_NOBODY_THERE = ("refused", "No such file", "failed to resolve", "could not translate host name")
 
 
 def sqlstate(error: BaseException) -> str | None:
@@ -70,10 +72,13 @@ def _translated(error: BaseException, scrub: Callable[[str], str], *, sent: bool
     state = sqlstate(error)
     text = scrub(_first_line(error))
     if state is None:
-        if not sent and any(sign in text for sign in _WRONG_SETUP_WHILE_CONNECTING):
-            return BackendMisconfigured(f"PostgreSQL refuses the connection: {text}")
+        mends = None if sent else _first(text, _WRONG_SETUP_WHILE_CONNECTING)
+        if mends is not None:
+            return BackendMisconfigured(f"PostgreSQL refuses the connection: {text}; {mends}")
         if is_transport(error):
-            return BackendUnavailable(f"PostgreSQL cannot be reached: {text}", outcome_unknown=sent)
+            nobody = not sent and any(sign in text for sign in _NOBODY_THERE)
+            to_do = "; look whether it runs, and whether the address is right" if nobody else ""
+            return BackendUnavailable(f"PostgreSQL cannot be reached: {text}{to_do}", outcome_unknown=sent)
         return BackendMisconfigured(f"PostgreSQL's driver refused the statement: {type(error).__name__}: {text}")
     if state == INSUFFICIENT_PRIVILEGE:
         return BackendMisconfigured(f"PostgreSQL: {text}; `pglease schema grants` lists what each role needs")
@@ -84,6 +89,10 @@ def _translated(error: BaseException, scrub: Callable[[str], str], *, sent: bool
     return BackendUnavailable(
         f"PostgreSQL: {text} (SQLSTATE {state})", outcome_unknown=sent and not state.startswith(_NOT_APPLIED)
     )
+
+
+def _first(text: str, signs: Mapping[str, str]) -> str | None:
+    return next((mends for sign, mends in signs.items() if sign in text), None)
 
 
 def _first_line(error: BaseException) -> str:

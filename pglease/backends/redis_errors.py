@@ -73,7 +73,9 @@ def translated(error: BaseException, scrub: Callable[[str], str], *, sent: bool)
             "the address, as ?ssl_ca_certs=/path/to/ca.crt, and the host as the certificate does"
         )
     if isinstance(error, exceptions.RedisError | OSError):
-        return BackendUnavailable(f"Redis cannot be reached: {text}", outcome_unknown=sent)
+        nobody = not sent and ("refused" in text or "Name or service not known" in text)
+        to_do = " Look whether it runs, and whether the address is right." if nobody else ""
+        return BackendUnavailable(f"Redis cannot be reached: {text}{to_do}", outcome_unknown=sent)
     return BackendMisconfigured(f"redis-py refused the request: {type(error).__name__}: {text}")
 
 

@@ -45,7 +45,11 @@ IncludeName = Callable[[str | None, str, Mapping[str, Any]], bool]
 
 
 def include_name(name: str | None, type_: str, parent_names: Mapping[str, Any]) -> bool:  # noqa: ARG001  # Alembic's
-    """Leave our tables out of autogenerate, which would write `drop_table` for them: for `context.configure`."""
+    """Leave our tables out of autogenerate, which would write `drop_table` for them: for `context.configure`.
+
+    Args:
+        name, type_, parent_names: as Alembic says them.
+    """
     return not (type_ == "table" and name in _tables(DEFAULT_TABLE))
 
 
@@ -70,6 +74,9 @@ def include_object(object_: SchemaItem, name: str | None, type_: str, reflected:
     """Leave out also what `pglease.contrib.sqlalchemy.table` has put into the `MetaData`: for `context.configure`.
 
     Without it autogenerate would write `create_table` for a table that the database has.
+
+    Args:
+        object_, name, type_, reflected, compare_to: as Alembic says them.
     """
     return not (type_ == "table" and MARK in object_.info)
 

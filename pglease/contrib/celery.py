@@ -280,6 +280,8 @@ class LeasedBeat(Scheduler):  # type: ignore[misc]  # Celery ships no types
         lease_name: one for each application that shares the store. Default "celery-beat".
         lease_ttl: seconds until another beat goes on if this one dies. Default 30.
         leases: the client. Default: the default client.
+
+    It is built by Celery, as for `celery.beat.Scheduler`.
     """
 
     lease_name: str = "celery-beat"

@@ -59,7 +59,7 @@ def lease(
 def sync_lease(
     name: str | Callable[..., Any], ttl: Duration = 60, *, status_code: int = LOCKED, **wanted: Unpack[Wanted]
 ) -> Callable[..., AsyncIterator[HeldLease]]:
-    """Return the same for `def` endpoints: the dependency is a `HeldLease`, whose calls are not awaited."""
+    """Return the same for `def` endpoints, a `HeldLease`, whose calls are not awaited. See `lease`."""
     check(name, ttl, wanted)
 
     @asynccontextmanager
@@ -89,10 +89,10 @@ def _dependency(
 
 
 def async_client(connection: HTTPConnection) -> AsyncPGLease:
-    """Return the application's client: `Annotated[AsyncPGLease, Depends(async_client)]`."""
+    """Return the application's client: `Annotated[AsyncPGLease, Depends(async_client)]`. See `leases_of`."""
     return leases_of(connection)
 
 
 def client(connection: HTTPConnection) -> PGLease:
-    """Return its synchronous face, for `def` endpoints: `Annotated[PGLease, Depends(client)]`."""
+    """Return its synchronous face, for `def` endpoints: `Annotated[PGLease, Depends(client)]`. See `leases_of`."""
     return leases_of(connection).client

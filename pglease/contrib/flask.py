@@ -103,6 +103,9 @@ class PGLeaseExtension:
 def client_of(app: Flask) -> PGLease:
     """Return an application's client, also outside of its context.
 
+    Args:
+        app: the application.
+
     Raises:
         ConfigurationError: `init_app` was not called for it.
     """

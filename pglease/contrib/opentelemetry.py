@@ -78,7 +78,7 @@ class LeaseTracing:
 
     @staticmethod
     def wants(kind: EventKind) -> bool:
-        """Tell whether it is traced or measured."""
+        """Tell whether events of that `kind` are traced or measured."""
         return kind in _WANTED
 
     def notify(self, event: Event) -> None:

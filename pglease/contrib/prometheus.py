@@ -100,7 +100,7 @@ class LeaseMetrics:
 
     @staticmethod
     def wants(kind: EventKind) -> bool:
-        """Tell whether it is counted."""
+        """Tell whether events of that `kind` are counted."""
         return kind in _WANTED
 
     def notify(self, event: Event) -> None:

@@ -95,6 +95,9 @@ async def _client(
 def leases_of(connection: HTTPConnection) -> AsyncPGLease:
     """Return the client of the application that serves a request; its `client` is the synchronous face.
 
+    Args:
+        connection: the request, or a websocket.
+
     Raises:
         ConfigurationError: the application has none: its lifespan does not run, or it is mounted in another one.
     """

@@ -10,8 +10,9 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, Self, TypeVar, final
 
-from pglease import clock, current, drive, identity, options
+from pglease import clock, current, drive, identity, mistakes, options
 from pglease.aio import GRACE, AsyncHeldLease
+from pglease.blocks import Unasked
 from pglease.errors import ConfigurationError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import Duration
@@ -413,12 +414,13 @@ class AsyncLeaseGroup:
         raise TypeError("an AsyncLeaseGroup belongs to its process and is not pickled or copied")
 
 
-class AsyncGroupContext:
+class AsyncGroupContext(mistakes.NotTheBlockItself, mistakes.OnlyAsyncWith):
     """The block that several leases are held for. Made by `AsyncPGLease.acquire_many`."""
 
     def __init__(self, context: GroupContext) -> None:
         self._context = context
         self._entered: LeaseGroup | None = None
+        self._unasked: Unasked | None = None
 
     async def acquire(self) -> AsyncLeaseGroup | NotAcquired:
         """Take all, or none; the group's `release` ends them."""
@@ -433,6 +435,7 @@ class AsyncGroupContext:
             raise ConfigurationError("this acquire_many is in use: a second block needs its own")
         taken = await self._acquire()
         if isinstance(taken, NotAcquired):
+            self._unasked = Unasked(taken)
             return taken
         self._entered = taken
         for lease in taken:
@@ -444,6 +447,9 @@ class AsyncGroupContext:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         group, self._entered = self._entered, None
+        unasked, self._unasked = self._unasked, None
+        if unasked is not None and error is None:
+            unasked.warn()
         taking, stuck = self._context.leases.taking, False
         trouble: Exception | None = None
         cancelled: asyncio.CancelledError | None = None

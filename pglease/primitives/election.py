@@ -148,13 +148,26 @@ class LeaderElection:
 
     @classmethod
     def from_config(cls, leases: PGLease, name: str, config: LeaderElectionConfig, **callbacks: Any) -> Self:
-        """Build one by a checked record, and callbacks as for the class; the environment is not asked."""
+        """Build one by a checked record; the environment is not asked.
+
+        Args:
+            leases: the client.
+            name: the lease's.
+            config: its options.
+            callbacks: as for the class.
+
+        Raises:
+            ConfigurationError: no `LeaderElectionConfig`, or a name that is none.
+        """
         return cls(leases, name, **arguments_of(config, LeaderElectionConfig), **callbacks)
 
     def reconfigure(self, config: LeaderElectionConfig) -> None:
         """Go by other options: a new ttl counts at once, also for the present term; the rest with the next one.
 
         The name stays.
+
+        Args:
+            config: the new options, all of them.
 
         Raises:
             ConfigurationError: no `LeaderElectionConfig`; nothing is changed.
@@ -350,7 +363,11 @@ class LeaderElection:
         on_stopped: Callable[[], object] | None = None,
         on_new_leader: Callable[[Lease], object] | None = None,
     ) -> None:
-        """Campaign with these callbacks until `stop`, or an exception such as Ctrl-C in this thread."""
+        """Campaign until `stop`, or an exception such as Ctrl-C in this thread.
+
+        Args:
+            on_started, on_stopped, on_new_leader: as for the class, in the place of what was said there.
+        """
         self._on_started, self._on_stopped, self._on_new_leader = on_started, on_stopped, on_new_leader
         with self._running() as campaign:
             campaign.stopping.wait()

@@ -77,13 +77,25 @@ class Lock:
 
     @classmethod
     def from_config(cls, leases: PGLease, name: str, config: LockConfig) -> Self:
-        """Build one by a checked record; the environment is not asked."""
+        """Build one by a checked record; the environment is not asked.
+
+        Args:
+            leases: the client.
+            name: the lease's.
+            config: its options.
+
+        Raises:
+            ConfigurationError: no `LockConfig`, a name that is none, or options that this store cannot keep.
+        """
         return cls(leases, name, **arguments_of(config, LockConfig))
 
     def reconfigure(self, config: LockConfig) -> None:
         """Go by other options from the next acquire on; what is held through this object gets the new ttl at once.
 
         The name stays.
+
+        Args:
+            config: the new options, all of them.
 
         Raises:
             ConfigurationError: no `LockConfig`, or one that this store cannot keep; nothing is changed.

@@ -7,7 +7,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, final
 
-from pglease import current, options
+from pglease import current, mistakes, options
+from pglease.blocks import Unasked
 from pglease.errors import ConfigurationError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import Duration, HoldOptions, OnLost
@@ -83,7 +84,7 @@ class LeaseGroup:
         raise TypeError("a LeaseGroup belongs to its process and is not pickled or copied")
 
 
-class GroupContext:
+class GroupContext(mistakes.NotTheBlockItself, mistakes.OnlyWith):
     """The block that several leases are held for. Made by `PGLease.acquire_many`."""
 
     def __init__(
@@ -108,6 +109,7 @@ class GroupContext:
         self._wait = wanted.wait
         self._wanted = [replace(wanted, name=name, wait=None) for name in checked]
         self._group: LeaseGroup | None = None
+        self._unasked: Unasked | None = None
 
     def acquire(self) -> LeaseGroup | NotAcquired:
         """Take all, or none; the group's `release` ends them. Raises as the block does on entering."""
@@ -128,14 +130,19 @@ class GroupContext:
             for lease in taken:
                 lease._hold.in_block = True
                 current.enter(lease)
+        else:
+            self._unasked = Unasked(taken)
         return taken
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         group, self._group = self._group, None
+        unasked, self._unasked = self._unasked, None
         if group is not None:
             self.leave(group, error)
+        elif unasked is not None and error is None:
+            unasked.warn()
 
     def leave(self, group: LeaseGroup, error: BaseException | None) -> None:
         """End every hold of a block; the first loss is raised when all are ended.

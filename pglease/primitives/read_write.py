@@ -79,11 +79,23 @@ class ReadWriteLock:
 
     @classmethod
     def from_config(cls, leases: PGLease, name: str, config: ReadWriteLockConfig) -> Self:
-        """Build one by a checked record; the environment is not asked."""
+        """Build one by a checked record; the environment is not asked.
+
+        Args:
+            leases: the client.
+            name: the lease's.
+            config: its options.
+
+        Raises:
+            ConfigurationError: no `ReadWriteLockConfig`, a name that is none, or options that this store cannot keep.
+        """
         return cls(leases, name, **arguments_of(config, ReadWriteLockConfig))
 
     def reconfigure(self, config: ReadWriteLockConfig) -> None:
         """Go by other options from the next acquire on; the name stays.
+
+        Args:
+            config: the new options, all of them.
 
         Raises:
             ConfigurationError: no `ReadWriteLockConfig`; nothing is changed.
@@ -106,10 +118,15 @@ class ReadWriteLock:
         return self._acquire(self.reading, timeout)
 
     def acquire_write(self, timeout: Duration | None = None) -> HeldLease:
-        """Wait until nobody holds it, and hold it alone. As `acquire_read`.
+        """Wait until nobody holds it, and hold it alone.
+
+        Args:
+            timeout: as for `acquire_read`.
 
         Raises:
+            AcquireTimeout: somebody has it still. Nothing is held.
             ReentrantError: this thread or task reads or writes through this client.
+            BackendError: nothing is held, or lapses by itself.
         """
         return self._acquire(self.writing, timeout)
 
@@ -125,12 +142,12 @@ class ReadWriteLock:
 
     @contextlib.contextmanager
     def read(self, timeout: Duration | None = None) -> Iterator[HeldLease]:
-        """Return a block for reading."""
+        """Return a block for reading; `timeout` and errors as for `acquire_read`."""
         yield from self._block(self.acquire_read(timeout))
 
     @contextlib.contextmanager
     def write(self, timeout: Duration | None = None) -> Iterator[HeldLease]:
-        """Return a block for writing."""
+        """Return a block for writing; `timeout` and errors as for `acquire_write`."""
         yield from self._block(self.acquire_write(timeout))
 
     def _block(self, lease: HeldLease) -> Iterator[HeldLease]:
@@ -148,6 +165,9 @@ class ReadWriteLock:
 
     def downgrade(self, writing: HeldLease) -> HeldLease:
         """Turn a writer's hold into a reader's, with no writer in between; return the reader's handle.
+
+        Args:
+            writing: what `write` or `acquire_write` gave.
 
         Raises:
             NotOwnedError: it is no live hold of a writer of this lock.

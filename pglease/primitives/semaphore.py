@@ -85,11 +85,23 @@ class Semaphore:
 
     @classmethod
     def from_config(cls, leases: PGLease, name: str, config: SemaphoreConfig) -> Self:
-        """Build one by a checked record; the environment is not asked."""
+        """Build one by a checked record; the environment is not asked.
+
+        Args:
+            leases: the client.
+            name: the lease's.
+            config: its options.
+
+        Raises:
+            ConfigurationError: no `SemaphoreConfig`, a name that is none, or options that this store cannot keep.
+        """
         return cls(leases, name, **arguments_of(config, SemaphoreConfig))
 
     def reconfigure(self, config: SemaphoreConfig) -> None:
         """Go by other options from the next acquire on; the name stays.
+
+        Args:
+            config: the new options, all of them.
 
         Raises:
             ConfigurationError: no `SemaphoreConfig`, or one that this store cannot keep; nothing is changed.

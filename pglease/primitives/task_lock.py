@@ -71,13 +71,25 @@ class TaskLock:
 
     @classmethod
     def from_config(cls, leases: PGLease, name: str, config: TaskLockConfig) -> Self:
-        """Build one by a checked record; the environment is not asked."""
+        """Build one by a checked record; the environment is not asked.
+
+        Args:
+            leases: the client.
+            name: the lease's.
+            config: its options.
+
+        Raises:
+            ConfigurationError: no `TaskLockConfig`, a name that is none, or options that this store cannot keep.
+        """
         return cls(leases, name, **arguments_of(config, TaskLockConfig))
 
     def reconfigure(self, config: TaskLockConfig) -> None:
         """Go by other options from the next run on; a run that is under way is refreshed by a new ttl at once.
 
         The name stays.
+
+        Args:
+            config: the new options, all of them.
 
         Raises:
             ConfigurationError: no `TaskLockConfig`, or one that this store cannot keep; nothing is changed.
@@ -122,7 +134,7 @@ class TaskLock:
         return lease
 
     def extend(self, ttl: Duration | None = None) -> HeldLease:
-        """`refresh`."""
+        """See `refresh`."""
         return self.refresh(ttl)
 
     def locked(self) -> bool:

@@ -46,6 +46,9 @@ def load_schema(*, host: str, port: str | int, user: str, dbname: str, password:
     """Make the lease tables in a template database: for pytest-postgresql.
 
     postgresql_server = factories.postgresql_noproc(load=[pglease.testing.load_schema])
+
+    Args:
+        host, port, user, dbname, password: as pytest-postgresql says them.
     """
     secret = {"password": password} if password else {}
     backend = PostgresBackend(make_conninfo(host=host, port=port, user=user, dbname=dbname, **secret))

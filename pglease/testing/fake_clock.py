@@ -18,7 +18,11 @@ class FakeClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Go on by `seconds`; never back."""
+        """Go on by `seconds`; never back.
+
+        Raises:
+            ValueError: they are negative.
+        """
         if seconds < 0:
             raise ValueError(f"time does not go back: {seconds!r}")
         self._now += seconds

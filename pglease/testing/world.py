@@ -25,6 +25,9 @@ class MovableClock(FakeClock):
     has not that much left is lost. Holders hear of it at once, waiters look again.
 
     Args:
+        start: seconds it shows at first.
+
+    Attributes:
         store: the memory store whose time this is; set by whoever makes the store.
     """
 
@@ -57,6 +60,10 @@ def _is_of(backend: Backend, store: MemoryBackend) -> bool:
 
 class World:
     """Two owners on one store, and what can be done to them.
+
+    Args:
+        open_store: opens one more client of the store.
+        clock_: the store's clock, where it is one that can be moved.
 
     Attributes:
         one, other: their clients, which know nothing of each other.
@@ -115,13 +122,16 @@ class World:
         """Cut the link between the store and `one` or `other`: renewals, and whatever else it asks, fail from now on.
 
         What it holds goes on until it no longer trusts it: advance the clock, or wait.
+
+        Args:
+            owner: `one` or `other`.
         """
         self._links[owner.owner_id].cut = True
         for hold in list(owner.taking.holds.values()):
             _notice(owner, hold)
 
     def mend(self, owner: PGLease) -> None:
-        """Mend the link again."""
+        """Mend the link of `owner` again."""
         self._links[owner.owner_id].cut = False
 
     def _holder(self, name: str) -> tuple[PGLease, Hold]:

@@ -27,7 +27,7 @@ def held_in(dsn: str) -> int:
 async def use(leases: AsyncPGLease, name: str, way: int, seconds: float) -> None:
     """Take a lease in one of four ways, hold it for a moment, give it back."""
     if way < 2:
-        async with leases.acquire(name, wait=(None, 5)[way], on_lost=("raise", "cancel")[way]):
+        async with leases.acquire(name, wait=(None, 5)[way], on_lost=("raise", "cancel")[way]) as _:
             await asyncio.sleep(seconds)
     elif way == 2:
         if await leases.try_acquire(name):

@@ -1,4 +1,4 @@
-"""The tables that the product writes itself, in README and docs. `python -m tests.support.readme` writes them."""
+"""What the product writes itself in README and docs: tables, a timeline. `python -m tests.support.readme` does it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 BACKENDS = ROOT / "docs" / "backends.md"
 PAGES = (README, BACKENDS)
+CHOOSING = ROOT / "docs" / "choosing.md"
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 STORES = (
     (PostgresBackend("postgresql://localhost"), "`postgresql://…`"),
@@ -76,6 +77,15 @@ def written(text: str) -> str:
     return text
 
 
+def timeline() -> str:
+    """Return the picture that the page on choosing a ttl draws."""
+    names: dict[str, str] = {"__name__": "page"}
+    for block in re.findall(r"^```python\n(.*?)^```$", CHOOSING.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+        exec(block, names)
+    return names["picture"]
+
+
 if __name__ == "__main__":
+    CHOOSING.with_suffix(".svg").write_text(timeline(), "utf-8")
     for page in PAGES:
         page.write_text(written(page.read_text("utf-8")), "utf-8")

@@ -108,6 +108,9 @@ def connection_parameters(alias: str = DEFAULT_DB_ALIAS) -> dict[str, Any]:
     that changes. In a test it is the test database. May be called on any thread; `PostgresBackend` takes it as an
     address: `PGLease(PostgresBackend(connection_parameters), on_lease_lost=…)` is a client of your own.
 
+    Args:
+        alias: which of `DATABASES`. Default "default".
+
     Raises:
         ImproperlyConfigured: it is no database of PostgreSQL.
     """

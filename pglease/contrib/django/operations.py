@@ -14,6 +14,9 @@ class LeaseTable(migrations.RunSQL):
     """Makes, upgrades or drops the lease table by the package's own SQL; on PostgreSQL, and nowhere else.
 
     Running it where the table exists already is harmless; a table of pglease 0.0.x is upgraded in place.
+
+    Args:
+        state_operations: as for Django's `RunSQL`.
     """
 
     def __init__(self, state_operations: list[Any] | None = None) -> None:
