@@ -6,6 +6,7 @@ leases.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from pglease.backends.checks import Check
 from pglease.backends.postgres_epochs import Lineage, ask_lineage
 from pglease.backends.postgres_link import Link
 from pglease.backends.postgres_look import CHANGING, Finding, Look, Mark, findings, look
+from pglease.backends.postgres_neighbours import about_neighbours
 from pglease.backends.postgres_schema import RAISING, grant, quoted
 from pglease.schema import TableNames
 
@@ -36,6 +38,7 @@ _SETTINGS = (
     "default_transaction_isolation",
     "default_transaction_read_only",
     "fsync",
+    "full_page_writes",
     "idle_in_transaction_session_timeout",
     "idle_session_timeout",
     "lock_timeout",
@@ -59,6 +62,12 @@ SELECT pg_catalog.jsonb_build_object(
   'version_number', pg_catalog.current_setting('server_version_num')::int,
   'in_recovery', pg_catalog.pg_is_in_recovery(),
   'read_only', pg_catalog.current_setting('transaction_read_only')::boolean,
+  'client', pg_catalog.host(pg_catalog.inet_client_addr()),
+  'encrypted', (
+    SELECT coalesce(pg_catalog.bool_or(e.found), false) FROM (
+      SELECT s.ssl AS found FROM pg_catalog.pg_stat_ssl s WHERE s.pid = pg_catalog.pg_backend_pid()
+      UNION ALL
+      SELECT g.encrypted FROM pg_catalog.pg_stat_gssapi g WHERE g.pid = pg_catalog.pg_backend_pid()) e),
   'settings', (
     SELECT pg_catalog.jsonb_object_agg(s.name, s.setting) FROM pg_catalog.pg_settings s
     WHERE s.name = ANY (%(names)s::text[])),
@@ -81,7 +90,10 @@ CLOCKS_APART = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """The server's answers. `first` are the settings as the session began, before anybody's SET."""
+    """The server's answers. `first` are the settings as the session began, before anybody's SET.
+
+    `client` is where it sees this host; None on a local socket.
+    """
 
     now: float
     pid: int
@@ -89,6 +101,8 @@ class _Server:
     version_number: int
     in_recovery: bool
     read_only: bool
+    client: str | None
+    encrypted: bool
     settings: Mapping[str, str]
     first: Mapping[str, str]
     pid_of_connection: int | None
@@ -147,7 +161,14 @@ def _at_the_bedside(link: Link, names: TableNames, ttl: float) -> Iterator[Check
         return
     yield from _about_tables(seen)
     yield from _about_tokens(link, seen)
-    yield from _about_use(link, server, seen)
+    if seen.table is None or seen.is_foreign:
+        return
+    is_locked = False
+    for check in _about_neighbours(link, seen):
+        is_locked = is_locked or (check.name == "locks" and check.status == "fail")
+        yield check
+    if not is_locked:  # the size of a table that is locked is waited for
+        yield from _about_use(link, server, seen)
 
 
 def _ask(link: Link) -> _Server:
@@ -163,6 +184,7 @@ def _about_server(server: _Server) -> Iterator[Check]:
     yield _version(server)
     yield _writable(server)
     yield _pooler(server)
+    yield _encryption(server)
     yield _durability(server)
     yield _isolation(server)
     yield _encoding(server)
@@ -193,12 +215,24 @@ def _pooler(server: _Server) -> Check:
     return Check("pooler", "warn", text, "connect directly for those")
 
 
+def _encryption(server: _Server) -> Check:
+    if server.encrypted:
+        return Check("encryption", "ok", "what goes to and from the server is encrypted")
+    if server.client is None or ipaddress.ip_address(server.client).is_loopback:
+        return Check("encryption", "ok", "none, and nothing leaves this host")
+    text = f"none between the server and {server.client}: who is on the way may read the password, and end leases"
+    return Check("encryption", "warn", text, "sslmode=verify-full and sslrootcert=… in the address")
+
+
 def _durability(server: _Server) -> Check:
     if server.settings.get("fsync") == "off":
         return Check("durability", "warn", "fsync is off: a crash of the host may lose everything", "set fsync = on")
     if server.settings.get("synchronous_commit") == "off":
         text = "synchronous_commit is off: a crash may lose the last grants, and their tokens are granted again"
         return Check("durability", "warn", text, "set synchronous_commit = on for this role or database")
+    if server.settings.get("full_page_writes") == "off":
+        text = "full_page_writes is off: a crash of the host may leave torn pages"
+        return Check("durability", "warn", text, "set full_page_writes = on")
     return Check("durability", "ok", f"synchronous_commit is {server.settings.get('synchronous_commit')}")
 
 
@@ -355,9 +389,14 @@ def _right(seen: Look, verbs: str, on_table: list[str], on_meta: list[str], *, n
     return Check("rights", "ok", f"{seen.role} may {verbs}")
 
 
+def _about_neighbours(link: Link, seen: Look) -> Iterator[Check]:
+    try:
+        yield from about_neighbours(link, seen)
+    except Exception as error:  # noqa: BLE001  # a fork of PostgreSQL may lack any of these views
+        yield _failed("neighbours", error, "look at standbys, locks and limits by hand", status="warn")
+
+
 def _about_use(link: Link, server: _Server | None, seen: Look) -> Iterator[Check]:
-    if seen.table is None or seen.is_foreign:
-        return
     try:
         rows = link.rows(_USE, {"schema": seen.names.schema, "table": seen.names.table})
     except Exception as error:  # noqa: BLE001  # statistics may be out of reach; leases do not need them

@@ -310,6 +310,9 @@ def _odd_storage(seen: Look) -> Iterator[Finding]:
     if (fill := int(options.get("fillfactor", 50))) > 90:
         remedy = f"ALTER TABLE {seen.names.leases} SET (fillfactor = 50)"
         yield Finding(f"fillfactor is {fill}: heartbeats find no room on their page", remedy)
+    if options.get("autovacuum_enabled") in {"off", "false"}:
+        remedy = f"ALTER TABLE {seen.names.leases} RESET (autovacuum_enabled)"
+        yield Finding("autovacuum is off for the table: the dead rows of renewals pile up", remedy)
     if seen.table["persistence"] == "u":
         remedy = f"ALTER TABLE {seen.names.leases} SET LOGGED"
         yield Finding("the table is unlogged: a crash empties it, and tokens start again", remedy)

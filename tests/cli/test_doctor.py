@@ -10,7 +10,7 @@ import pytest
 
 from pglease import PGLease
 from pglease.testing.local_replica import LocalReplica
-from tests.support.worlds import execute
+from tests.support.worlds import execute, wait_until
 
 
 @pytest.fixture
@@ -37,6 +37,11 @@ def made(dsn):
     return dsn
 
 
+def asked(dsn, question):
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        return connection.execute(question).fetchone()[0]
+
+
 def role_of(dsn):
     return psycopg.conninfo.conninfo_to_dict(dsn)["user"]
 
@@ -52,7 +57,7 @@ def test_one_a_pooler_in_transaction_mode(examine, made, pgbouncer):
     assert "connect directly" in wrong["pooler"]
 
 
-def test_two_a_replica(examine, fresh_postgres):
+def test_two_a_replica_and_a_primary_whose_commits_wait_for_one_that_is_away(examine, fresh_postgres):
     primary = fresh_postgres()
     with PGLease(primary.dsn) as leases:
         leases.list_leases()
@@ -62,6 +67,15 @@ def test_two_a_replica(examine, fresh_postgres):
 
     assert code == 1
     assert "the server is a standby; leases need the primary" in wrong["reachable"]
+
+    execute(primary.admin_dsn, "ALTER SYSTEM SET synchronous_standby_names = 'nosuch'")
+    execute(primary.admin_dsn, "SELECT pg_reload_conf()")
+    wait_until(lambda: asked(primary.dsn, "SHOW synchronous_standby_names") == "nosuch")
+    code, wrong = examine("--dsn", primary.dsn)
+
+    assert code == 1
+    assert "each commit waits for a standby" in wrong["standbys"]
+    assert "not tried" in wrong["acquire and release"]
 
 
 def test_three_missing_rights(examine, made):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,6 +66,7 @@ def facts(dsn: str) -> doctor._Server:
 EVERYTHING = {
     "reachable", "server version", "primary", "pooler", "durability", "isolation", "encoding", "search_path", "clock",
     "time-outs", "keepalives", "table", "tokens", "indexes", "rights", "HOT updates", "vacuum", "acquire and release",
+    "encryption", "standbys", "connections", "password", "row security", "snapshots", "locks", "records",
 }  # fmt: skip
 
 
@@ -76,6 +79,13 @@ def test_where_all_is_well_nothing_fails_and_everything_was_looked_at(dsn: str) 
     assert [each for each in checks if each.status == "fail"] == []
     assert [each for each in checks if each.status != "ok"] == [each for each in checks if each.remedy]
     assert probes == [1]
+
+
+def test_the_page_about_the_doctor_names_every_check() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "seeing.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`[^|]+) \|", page.split("## Is the store fit")[1], re.MULTILINE)
+
+    assert set(re.findall("`([^`]+)`", "".join(rows))) == EVERYTHING
 
 
 def test_an_unreachable_server_is_all_there_is_to_say(dsn: str) -> None:
@@ -195,6 +205,22 @@ def test_a_replica_fails(facts: doctor._Server) -> None:
 
 def test_an_old_server_fails(facts: doctor._Server) -> None:
     assert doctor._version(replace(facts, version="13.9", version_number=130009)).status == "fail"
+
+
+def test_a_connection_that_others_can_read_is_warned_of(facts: doctor._Server) -> None:
+    open_to_all = doctor._encryption(replace(facts, client="192.0.2.1", encrypted=False))
+
+    assert open_to_all.status == "warn"
+    assert "sslmode=verify-full" in open_to_all.remedy
+    assert doctor._encryption(replace(facts, client="192.0.2.1", encrypted=True)).status == "ok"
+    assert doctor._encryption(replace(facts, client="::1", encrypted=False)).status == "ok"
+    assert doctor._encryption(replace(facts, client=None, encrypted=False)).status == "ok"
+
+
+def test_torn_pages_are_warned_of(facts: doctor._Server) -> None:
+    check = doctor._durability(replace(facts, settings={**facts.settings, "fsync": "on", "full_page_writes": "off"}))
+
+    assert (check.status, check.remedy) == ("warn", "set full_page_writes = on")
 
 
 def test_a_pooler_shows_by_the_process_it_claims(dsn: str) -> None:
