@@ -10,12 +10,12 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
 
 import pytest
 
+from pglease import PGLease
 from tests.cli.conftest import PGLEASE
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -124,11 +124,30 @@ def test_a_store_that_goes_away_is_said_and_its_return_too(terminal, environment
     assert screen.end(signal.SIGTERM) == -signal.SIGTERM
 
 
-def test_without_rich_or_a_terminal_it_is_lines(terminal, environment, start, leases):
+def test_a_restart_of_the_server_is_lived_through_as_a_table_and_as_lines(terminal, environment, start, fresh_postgres):
+    server = fresh_postgres()
+    with PGLease(server.dsn, owner_id="worker") as leases:
+        assert leases.try_acquire("job", ttl="10m")
+        screen = terminal({**environment, "PGLEASE_URL": server.dsn})
+        lines = start("watch", env={"PGLEASE_URL": server.dsn})
+        screen.wait_for("1 held", "job")
+        assert "job  held by worker" in lines.stdout.readline()
+
+        server.restart("immediate")
+        with PGLease(server.dsn, owner_id="the next one") as later:
+            assert later.try_acquire("other", ttl="10m")
+            screen.wait_for("2 held", "other  acquired by the next one (token 1)")
+            assert "other  acquired by the next one" in lines.stdout.readline()
+
+    assert screen.end(signal.SIGINT) == 130
+
+
+def test_without_rich_or_a_terminal_it_is_lines(terminal, environment, start, leases, tmp_path):
     assert leases.try_acquire("job", ttl="10m")
-    screen = terminal({**environment, "PYTHONPATH": os.pathsep.join(sys.path)}, "--lines", "--timeout", "0.5s")
-    shown = screen.wait_for("job  held by somebody-else (token 1)")
-    assert "LEFT" not in shown
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['rich'] = None")
+    without_rich = {**environment, "PYTHONPATH": str(tmp_path)}
+    for screen in (terminal(without_rich), terminal(environment, "--lines")):
+        assert "LEFT" not in screen.wait_for("job  held by somebody-else (token 1)")
 
     piped = start("watch", "--timeout", "0.5s", env={"TERM": "xterm"})
     out, err = piped.communicate(timeout=60)
