@@ -67,7 +67,7 @@ coverage: $(DONE) ## Run the tests under coverage, of branches, and report
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-matrix: $(DONE) ## Run the marked tests on PostgreSQL 14 to 18, PgBouncer, Python 3.12 and 3.13, without psycopg2, SQLAlchemy 1.4
+matrix: $(DONE) ## Run the marked tests on older PostgreSQL, PgBouncer, Python 3.12 and 3.13, without psycopg2, oldest frameworks
 	@PY=$(PY) WORKERS=$(WORKERS) tests/support/matrix.sh $(ARGS)
 
 contract: $(DONE) ## Run the contract suite on one backend: make contract BACKEND=postgres

