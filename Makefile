@@ -18,10 +18,10 @@ unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install fmt lint types test stress soak mutants coverage matrix contract bench docs check clean
+.PHONY: help demo install fmt lint types test stress soak mutants coverage matrix contract bench bench-full docs check clean
 
 help: ## Print this list
-	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  %-10s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  %-10s %s\n", $$1, $$2 }'
 
 demo: $(DONE) ## Play the main job on a private PostgreSQL: contend, kill, take over, fence
 	@$(BIN)/pglease demo
@@ -73,9 +73,13 @@ matrix: $(DONE) ## Run the marked tests on older PostgreSQL, PgBouncer, Python 3
 contract: $(DONE) ## Run the contract suite on one backend: make contract BACKEND=postgres
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(wildcard tests/test_$(BACKEND)_contract.py tests/test_$(BACKEND).py) $(ARGS)
 
-bench: $(DONE) ## Measure against the bare driver; writes benchmarks/RESULTS.md and the figures of the README
+bench: $(DONE) ## Measure beside the bare driver and other libraries; writes benchmarks/RESULTS.md; ARGS=on_postgres
+	$(PY) -m benchmarks --install
 	$(PY) -m benchmarks --write $(ARGS)
 	$(PY) -m tests.support.readme
+
+bench-full: $(DONE) ## The same at length, with what only an hour shows
+	@$(MAKE) --no-print-directory bench ARGS="--effort full $(ARGS)"
 
 docs: $(BOOK) ## Build the documentation site, strictly, into .venv/site
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict

@@ -1,236 +1,199 @@
-"""`python -m benchmarks`: every figure is a ratio against the bare driver, taken side by side in one run.
+"""`python -m benchmarks`: every figure is taken side by side in one run, A B A B, on servers that it starts itself.
 
-The bare driver is psycopg with the same statements, prepared, on one connection in autocommit, without a pool, a
-deadline, a renewer or a record: the least that anybody could do. For a losing try it is a `SELECT` of the
-holder's record by its key; for a guard, the plainest statement that locks that row, in the same kind of transaction.
+Each section runs in a process of its own, and its figures are kept in `benchmarks/results`; from all that are kept,
+`benchmarks/RESULTS.md` and the pictures are written. So a run that is broken off has not been in vain, and a section
+can be measured again alone: `python -m benchmarks on_postgres --write`.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import importlib
 import os
 import platform
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-import psycopg
+from benchmarks.draw import drawn
+from benchmarks.figures import Figure, Section, from_json, to_json
+from benchmarks.timing import EFFORTS
 
-import pglease
-from benchmarks import in_memory, observers, on_a_loop, on_hybrid, on_redis, on_sqlite, peers
-from benchmarks.side_by_side import Timing, side_by_side
-from pglease.backends.postgres_connections import OURS_ALONE
-from pglease.backends.postgres_sql import Statements
-from pglease.schema import PROTOCOL, TableNames
-from pglease.testing.local_postgres import LocalPostgres
-
-RESULTS = Path(__file__).with_name("RESULTS.md")
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One thing that was measured, against what, and how much it may cost."""
-
-    work: str
-    flush: str
-    ours: Timing
-    bare: Timing
-    most: float | None
-
-    @property
-    def ratio(self) -> float:
-        return self.ours.median / self.bare.median
-
-    @property
-    def kept(self) -> bool:
-        return self.most is None or self.ratio <= self.most
+HERE = Path(__file__).parent
+RESULTS = HERE / "RESULTS.md"
+KEPT = HERE / "results"
+SECTIONS = (
+    "on_postgres",
+    "beside",
+    "crowds",
+    "hand_over",
+    "renewals",
+    "growth",
+    "starting",
+    "failover",
+    "on_hybrid",
+    "on_redis",
+    "on_sqlite",
+    "on_kubernetes",
+    "in_memory",
+    "on_a_loop",
+    "observers",
+)
+"""In the order of their weight: whoever has little time breaks off later ones."""
 
 
-LOCK = "SELECT 1 FROM public.pglease_leases WHERE task_name = %s FOR KEY SHARE"
+def measure(name: str, effort: str) -> str:
+    """Measure one section in this process; return it as text to keep."""
+    begun = time.monotonic()
+    section: Section = importlib.import_module(f"benchmarks.{name}").section(EFFORTS[effort])
+    took = round(time.monotonic() - begun)
+    return to_json(section, effort=effort, date=f"{datetime.now(UTC):%Y-%m-%d}", seconds=took, machine=machine())
 
 
-def begin(connection: psycopg.Connection) -> None:
-    """End a caller's transaction and begin the next."""
-    connection.commit()
-    connection.execute("SELECT 1")
+def machine() -> str:
+    """Return what it ran on."""
+    import psycopg
+
+    import pglease
+
+    cores = f"{platform.machine()}, {_processor()}{os.cpu_count()} cores, {platform.system()}"
+    driver = f"psycopg {psycopg.__version__} ({psycopg.pq.__impl__}, libpq {psycopg.pq.version() // 10000})"
+    return f"{cores}; Python {platform.python_version()}, {driver}, pglease {pglease.__version__}, {_server()}"
 
 
-class Bare:
-    """The least that anybody could do: the same statements on one connection."""
-
-    def __init__(self, dsn: str) -> None:
-        self._link = psycopg.connect(dsn, autocommit=True, prepare_threshold=0)
-        self._link.execute(OURS_ALONE)
-        self._sql = Statements.of(TableNames("pglease_leases", "public"), PROTOCOL)
-        self._hold = self._acquire("bare renewal", 3600.0)
-        self._caller = psycopg.connect(dsn)
-
-    def _acquire(self, name: str, ttl: float) -> str:
-        lease_id = os.urandom(16).hex()
-        params = {"name": name, "owner": "bare", "lease_id": lease_id, "ttl": ttl, "metadata": None, "in_turn": False}
-        self._link.execute(self._sql.try_acquire, params).fetchall()
-        return lease_id
-
-    def pair(self) -> None:
-        lease_id = self._acquire("bare", 60.0)
-        self._link.execute(self._sql.release, {"name": "bare", "lease_id": lease_id, "min_hold": 0.0}).fetchall()
-
-    def select(self) -> None:
-        self._link.execute(self._sql.look, {"name": "held", "lease_id": None}).fetchone()
-
-    def lock(self) -> None:
-        self._caller.execute(LOCK, ("held",)).fetchone()
-
-    def begin(self) -> None:
-        begin(self._caller)
-
-    def renew(self) -> None:
-        params = {"names": ["bare renewal"], "lease_ids": [self._hold], "ttls": [3600.0]}
-        self._link.execute(self._sql.renew, params).fetchall()
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(": ")[2] + ", " for line in lines if line.startswith("model name")), "")
 
 
-class Ours:
-    """What users call."""
+def _server() -> str:
+    from pglease.testing.local_postgres import find_bindir
 
-    def __init__(self, dsn: str) -> None:
-        self._leases = pglease.PGLease(dsn)
-        self._rival = pglease.PGLease(dsn)
-        self._asynchronous = pglease.AsyncPGLease(self._leases)
-        self._loop = asyncio.new_event_loop()
-        self._leases.try_acquire("renewal", ttl=3600)
-        self._held = self._leases.wait_for_lease("held", ttl=3600)
-        self._caller = psycopg.connect(dsn)
-
-    def close(self) -> None:
-        self._leases.close()
-        self._rival.close()
-        self._loop.close()
-
-    def block(self) -> None:
-        with self._leases.acquire("block", ttl=60):
-            pass
-
-    def asynchronous_block(self) -> None:
-        self._loop.run_until_complete(self._async_with())
-
-    async def _async_with(self) -> None:
-        async with self._asynchronous.acquire("asynchronous block", ttl=60):
-            pass
-
-    def pair(self) -> None:
-        self._leases.try_acquire("pair", ttl=60)
-        self._leases.release("pair")
-
-    def guard(self) -> None:
-        self._held.guard(self._caller)
-
-    def begin(self) -> None:
-        begin(self._caller)
-
-    def lose(self) -> None:
-        self._rival.try_acquire("held", ttl=60)
-
-    def renew(self) -> None:
-        self._leases.renew("renewal")
+    answer = subprocess.run([find_bindir() / "postgres", "--version"], capture_output=True, text=True, check=False)
+    return answer.stdout.strip().replace("postgres (PostgreSQL)", "PostgreSQL") or "PostgreSQL"
 
 
-@contextmanager
-def _contenders(*, flush: bool) -> Iterator[tuple[Ours, Bare]]:
-    with LocalPostgres(fsync=flush, settings={"synchronous_commit": "on" if flush else "off"}) as server:
-        ours = Ours(server.dsn)
-        try:
-            yield ours, Bare(server.dsn)
-        finally:
-            ours.close()
+def kept() -> dict[str, tuple[Section, dict[str, Any]]]:
+    """Return every section that was kept: its newest run, and of one day's runs the longest."""
+    runs = [(path.name.split(".")[0], *from_json(path.read_text("utf-8"))) for path in KEPT.glob("*.json")]
+    runs.sort(key=lambda run: (run[2]["date"], run[2]["seconds"]))
+    newest = {name: (section, facts) for name, section, facts in runs}
+    return {name: newest[name] for name in SECTIONS if name in newest}
 
 
-def measure(rounds: int, runs: int) -> list[Figure]:
-    """Measure everything; two servers, one after the other."""
-    figures: list[Figure] = []
-    for flush in (False, True):
-        with _contenders(flush=flush) as (ours, bare):
-            word = "on" if flush else "off"
-            few = rounds // 4 if flush else rounds
-
-            def compare(
-                work: str,
-                mine: Callable[[], None],
-                theirs: Callable[[], None],
-                most: float | None,
-                *,
-                few: int = few,
-                before: Mapping[str, Callable[[], object]] | None = None,
-            ) -> None:
-                timings = side_by_side({"ours": mine, "bare": theirs}, rounds=few, runs=runs, before=before)
-                figures.append(Figure(work, word, timings["ours"], timings["bare"], most))  # noqa: B023
-
-            compare("try_acquire + release", ours.pair, bare.pair, 1.1 if flush else 1.25)
-            compare("with acquire(): block", ours.block, bare.pair, 1.1 if flush else 1.25)
-            compare("async with, against with", ours.asynchronous_block, ours.block, 1.5 if flush else None)
-            compare("renew", ours.renew, bare.renew, None)
-            if not flush:
-                compare("losing try", ours.lose, bare.select, 1.25)
-                compare("guard", ours.guard, bare.lock, 1.3, before={"ours": ours.begin, "bare": bare.begin})
-    return figures
-
-
-def report(figures: list[Figure]) -> str:
-    """Write what was measured, where and how."""
-    rows = "\n".join(_row(figure) for figure in figures)
+def report(sections: dict[str, tuple[Section, dict[str, Any]]]) -> str:
+    """Write all that was measured, where and how; the targets first."""
+    machines = sorted({facts["machine"] for _, facts in sections.values()})
+    parts = "\n".join(_part(name, section, facts) for name, (section, facts) in sections.items())
     return f"""# What pglease costs
 
-Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}. Each figure is the median of its runs, both sides taken in
-turn in one process on one machine; in brackets the smallest and the largest median of a run. *Bare* is psycopg with the
-same statements and session settings, prepared, on one connection; for the losing try a `SELECT` of the record; for
-`async with` the same block of `PGLease`; for the guard a `SELECT … FOR KEY SHARE`, both in a transaction that is open.
+Written by `make bench` and `make bench-full`. Both sides of each figure were taken in turn in one run on one machine:
+the median of its runs, in brackets the least and the most of them. The ratio is ours through the other's. What the
+figures mean, and what was tried: [performance](../docs/performance.md).
 
-| work | WAL flush | pglease, µs | bare, µs | ratio | aim |
-|---|---|---|---|---|---|
-{rows}
+{chr(10).join(f"* {each}" for each in machines)}
 
-Machine: {platform.machine()}, {os.cpu_count()} cores, {platform.system()}; Python {platform.python_version()},
-psycopg {psycopg.__version__} ({psycopg.pq.__impl__}), PostgreSQL over TCP on the loopback device.
-"""
+## Targets
+
+{_targets([figure for section, _ in sections.values() for figure in section.figures])}
+{parts}"""
 
 
-def _row(figure: Figure) -> str:
-    aim = "" if figure.most is None else f"≤ {figure.most}{'' if figure.kept else ' (missed)'}"
-    times = f"{_shown(figure.ours)} | {_shown(figure.bare)}"
-    return f"| {figure.work} | {figure.flush} | {times} | {figure.ratio:.2f}× | {aim} |"
+def _targets(figures: list[Figure]) -> str:
+    aimed = [figure for figure in figures if figure.aim is not None]
+    lines = [_target(figure) for figure in sorted(aimed, key=lambda figure: figure.kept)]
+    met = sum(figure.kept for figure in aimed)
+    head = "| work | beside | figure | target | |\n|---|---|---|---|---|"
+    return "\n".join([f"{met} of {len(aimed)} are met; the others come first.", "", head, *lines, ""])
 
 
-def _shown(timing: Timing) -> str:
-    return f"{timing.median:.0f} ({timing.least:.0f} to {timing.most:.0f})"
+def _target(figure: Figure) -> str:
+    assert figure.aim is not None
+    shown = f"{figure.ratio:.2f}×" if figure.aim.of == "ratio" else f"{figure.ours.shown()} {figure.unit}".strip()
+    verdict = "met" if figure.kept else "**not met**"
+    return f"| {figure.work} | {figure.beside} | {shown} | {figure.aim.shown()} | {verdict} |"
+
+
+def _part(name: str, section: Section, facts: dict[str, Any]) -> str:
+    picture = f"![ratios](results/{name}.svg)\n\n" if _drawable(section) else ""
+    command = f"python -m benchmarks {name} --effort {facts['effort']}"
+    how = f"Measured on {facts['date']} in {facts['seconds']} s by `{command}`."
+    return f"## {section.title}\n\n{section.how} {how}\n\n{picture}{section.table()}\n"
+
+
+def _drawable(section: Section) -> bool:
+    return any(figure.ratio for figure in section.figures)
+
+
+def write() -> None:
+    """Write RESULTS.md and the pictures from what is kept."""
+    sections = kept()
+    RESULTS.write_text(report(sections), encoding="utf-8")
+    for name, (section, _) in sections.items():
+        if _drawable(section):
+            about = (
+                "ours through the other's; for rates more is better, else less; blue: the aim; green: kept, or ahead"
+            )
+            (KEPT / f"{name}.svg").write_text(drawn(section.title, section.figures, about=about), encoding="utf-8")
 
 
 def main(arguments: list[str]) -> int:
-    """Measure, print, and write RESULTS.md; 1 when an aim was missed."""
+    """Measure section after section; 1 when one failed. A target that is not met is said in the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=1500, help="calls of each kind in a run (default 1500)")
-    parser.add_argument("--runs", type=int, default=5, help="runs (default 5)")
-    parser.add_argument("--deaths", type=int, default=50, help="holders that are killed (default 50)")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/RESULTS.md")
+    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="which; all by default", metavar="SECTION")
+    parser.add_argument("--effort", choices=EFFORTS, default="bench", help="how much is done (default bench)")
+    parser.add_argument("--write", action="store_true", help="keep the figures; write RESULTS.md and the pictures")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no section after so many (no limit)")
+    parser.add_argument("--alone", action="store_true", help="measure in this process, and print what would be kept")
+    parser.add_argument("--install", action="store_true", help="only install the other libraries")
     asked = parser.parse_args(arguments)
-    figures = measure(asked.rounds, asked.runs)
-    sections = [
-        on_redis.section(asked.rounds, asked.runs),
-        on_sqlite.section(asked.rounds, asked.runs),
-        in_memory.section(asked.rounds, asked.runs),
-        on_a_loop.section(asked.rounds // 5),
-        observers.section(asked.rounds, asked.runs),
-        on_hybrid.section(asked.deaths, asked.rounds, asked.runs),
-        peers.section(asked.rounds, asked.runs),
-    ]
-    text = report(figures) + "".join(section for section, _ in sections)
-    sys.stdout.write(text)
-    if asked.write:
-        RESULTS.write_text(text, encoding="utf-8")
-    kept = all(kept for _, kept in sections) and all(figure.kept for figure in figures)
-    return 0 if kept else 1
+    if asked.install:
+        return _install()
+    if asked.alone:
+        sys.stdout.write(measure(asked.sections[0], asked.effort))
+        return 0
+    failed, until = False, time.monotonic() + 60 * asked.minutes
+    for name in asked.sections or SECTIONS:
+        if time.monotonic() > until:
+            sys.stderr.write(f"{name}: left as it was, for want of time\n")
+            continue
+        text = _measured_apart(name, asked.effort)
+        if text is None:
+            failed = True
+            continue
+        sys.stdout.write(_part(name, *from_json(text)) + "\n")
+        sys.stdout.flush()
+        if asked.write:
+            KEPT.mkdir(exist_ok=True)
+            (KEPT / f"{name}.{asked.effort}.json").write_text(text, encoding="utf-8")
+            write()
+    return int(failed)
+
+
+def _measured_apart(name: str, effort: str) -> str | None:
+    command = [sys.executable, "-m", "benchmarks", name, "--effort", effort, "--alone"]
+    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if answer.returncode:
+        sys.stderr.write(f"{name}: failed with {answer.returncode}\n")
+        return None
+    return answer.stdout
+
+
+def _install() -> int:
+    from benchmarks import peers
+
+    found, missing = peers.installed(peers.ALL)
+    for peer in found:
+        sys.stdout.write(f"{peer.store}: {peer.versioned}\n")
+    for line in missing:
+        sys.stdout.write(f"not measured: {line}\n")
+    return 0
 
 
 if __name__ == "__main__":

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pglease
-from benchmarks.side_by_side import Timing, side_by_side
+from benchmarks.figures import Aim, Figure, Section
+from benchmarks.timing import Effort, side_by_side
 
 MOST = 20.0
 """Microseconds."""
 
 
-def section(rounds: int, runs: int) -> tuple[str, bool]:
-    """Measure; return a section of RESULTS.md, and whether every aim was kept."""
+def section(effort: Effort) -> Section:
+    """Measure; also what it costs to build a primitive, for those who build one for each request."""
     with pglease.PGLease(pglease.MemoryBackend()) as leases:
 
         def pair() -> None:
@@ -21,18 +22,18 @@ def section(rounds: int, runs: int) -> tuple[str, bool]:
             with leases.acquire("block", ttl=60):
                 pass
 
-        took = side_by_side({"try_acquire + release": pair, "with acquire(): block": block}, rounds=rounds, runs=runs)
-    lines = "\n".join(_line(work, timing) for work, timing in took.items())
-    text = f"""
-## In memory
-
-| work | µs | aim |
-|---|---|---|
-{lines}
-"""
-    return text, all(timing.median <= MOST for timing in took.values())
-
-
-def _line(work: str, timing: Timing) -> str:
-    missed = "" if timing.median <= MOST else " (missed)"
-    return f"| {work} | {timing.median:.1f} ({timing.least:.1f} to {timing.most:.1f}) | ≤ {MOST:.0f}{missed} |"
+        took = side_by_side(
+            {
+                "try_acquire + release": pair,
+                "with acquire(): block": block,
+                '`leases.lock("cart")`, without using it': lambda: leases.lock("cart"),
+                '`leases.semaphore("db", 3)`, without using it': lambda: leases.semaphore("db", 3),
+            },
+            rounds=effort.rounds,
+            runs=effort.runs,
+        )
+    figures = [
+        Figure(work, "µs", spread, aim=None if "without" in work else Aim(MOST, "ours"))
+        for work, spread in took.items()
+    ]
+    return Section("In memory", "No store has to be asked: all that is left is ours.", figures)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 from contextlib import AsyncExitStack
 from time import perf_counter
 
 import pglease
+from benchmarks.figures import Aim, Figure, Section, Spread, late
+from benchmarks.timing import Effort
 from pglease.testing.local_postgres import LocalPostgres
 
-MEDIAN, WORST = 0.003, 0.1
-"""Seconds: the median, and 99 of 100."""
+MEDIAN, WORST = 3.0, 100.0
+"""Milliseconds: the median, and 99 of 100."""
 
 
 async def _hand_overs(dsn: str, waiters: int, rounds: int) -> list[float]:
@@ -35,20 +36,19 @@ async def _hand_overs(dsn: str, waiters: int, rounds: int) -> list[float]:
     return seconds
 
 
-def section(rounds: int) -> tuple[str, bool]:
-    """Measure; return a section of RESULTS.md, and whether every aim was kept."""
+HOW = """Milliseconds from the return of a release to the next holder's grant; tasks of one loop, each with a client of
+its own on PostgreSQL."""
+
+
+def section(effort: Effort) -> Section:
+    """Measure."""
+    figures = []
     with LocalPostgres() as server:
-        took = {waiters: sorted(asyncio.run(_hand_overs(server.dsn, waiters, rounds))) for waiters in (2, 20)}
-    figures = {waiters: (statistics.median(all_), all_[int(0.99 * len(all_))]) for waiters, all_ in took.items()}
-    lines = "\n".join(f"| {waiters} | {m * 1e3:.1f} | {w * 1e3:.1f} |" for waiters, (m, w) in figures.items())
-    text = f"""
-## From task to task
-
-Milliseconds from the return of a release to the next holder's grant; tasks of one loop, each with a client of its own
-on PostgreSQL. The aim is a median of {MEDIAN * 1e3:.0f} and {WORST * 1e3:.0f} for 99 of 100.
-
-| tasks | median | p99 |
-|---|---|---|
-{lines}
-"""
-    return text, all(median <= MEDIAN and worst <= WORST for median, worst in figures.values())
+        for waiters in (2, min(20, effort.crowd)):
+            took = [asyncio.run(_hand_overs(server.dsn, waiters, effort.few * 10))]
+            work = f"{waiters} tasks"
+            figures += [
+                Figure(f"{work}: p50", "ms", Spread.of_seconds(took, "ms"), aim=Aim(MEDIAN, "ours")),
+                Figure(f"{work}: p99", "ms", Spread.of_seconds(took, "ms", late(0.99)), aim=Aim(WORST, "ours")),
+            ]
+    return Section("From task to task", HOW, figures)

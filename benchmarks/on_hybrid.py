@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 import secrets
 import signal
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import psycopg
 
 import pglease
-from benchmarks.side_by_side import row, side_by_side
+from benchmarks.figures import Aim, Figure, Section, Spread, late
+from benchmarks.timing import Effort, side_by_side
 from pglease.testing.local_postgres import LocalPostgres
 from tests.support.cut import cut_off_a_holder
 from tests.support.needs import NEEDS
@@ -36,27 +35,12 @@ sys.stdin.readline()
 _MARK = "SELECT session_pid FROM pglease_leases WHERE task_name = 'job'"
 
 
-@dataclass(frozen=True)
-class Delay:
-    """How long something took, each time."""
-
-    what: str
-    seconds: list[float]
-    most: float
-
-    def percentile(self, share: float) -> float:
-        """Return the value that so large a share stays below."""
-        return sorted(self.seconds)[min(len(self.seconds) - 1, int(share * len(self.seconds)))]
-
-    @property
-    def kept(self) -> bool:
-        return self.percentile(0.99) <= self.most
-
-    def row(self) -> str:
-        """Return a line of the table."""
-        middle, late, worst = statistics.median(self.seconds), self.percentile(0.99), max(self.seconds)
-        aim = f"p99 ≤ {self.most:g}{'' if self.kept else ' (missed)'}"
-        return f"| {self.what} | {len(self.seconds)} | {middle:.3f} | {late:.3f} | {worst:.3f} | {aim} |"
+def _delay(what: str, seconds: list[float], most: float) -> list[Figure]:
+    """Return how long something took, each time: the middle, and what 99 of 100 stay below."""
+    return [
+        Figure(f"{what}: p50 of {len(seconds)}", "s", Spread.of_seconds([seconds], "s")),
+        Figure(f"{what}: p99", "s", Spread.of_seconds([seconds], "s", late(0.99)), aim=Aim(most, "ours")),
+    ]
 
 
 @contextmanager
@@ -104,24 +88,22 @@ def _await(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def _cut_delays() -> list[Delay]:
+def _cut_delays(rounds: int) -> list[Figure]:
     """Measure a cut network; nothing where namespaces cannot be made."""
     if not NEEDS["netns"].is_there():
         return []
-    delays = []
+    figures = []
     for where in ("on a quiet line", "in an answer"):
         in_an_answer = where == "in an answer"
-        outcomes = [cut_off_a_holder(secrets.token_hex(8), in_an_answer=in_an_answer) for _ in range(FEW)]
-        delays += [
-            Delay(f"holder's notice of a network cut {where}", [outcome.told_after for outcome in outcomes], 4.0),
-            Delay(f"next holder after a network cut {where}", [outcome.granted_after for outcome in outcomes], 4.0),
-        ]
-    return delays
+        outcomes = [cut_off_a_holder(secrets.token_hex(8), in_an_answer=in_an_answer) for _ in range(rounds)]
+        figures += _delay(f"holder's notice of a network cut {where}", [each.told_after for each in outcomes], 4.0)
+        figures += _delay(f"next holder after a network cut {where}", [each.granted_after for each in outcomes], 4.0)
+    return figures
 
 
-def _costs(rounds: int, runs: int) -> str:
+def _costs(effort: Effort) -> list[Figure]:
     """Measure what a session costs besides the row."""
-    rows = []
+    figures = []
     for flush in (False, True):
         with (
             LocalPostgres(fsync=flush, settings={"synchronous_commit": "on" if flush else "off"}) as server,
@@ -129,10 +111,11 @@ def _costs(rounds: int, runs: int) -> str:
             pglease.PGLease(server.dsn) as plain,
         ):
             calls = {"bound": partial(_pair, bound, "bound"), "plain": partial(_pair, plain, "plain")}
-            timings = side_by_side(calls, rounds=rounds // 4 if flush else rounds, runs=runs)
-        work = f"try_acquire + release, WAL flush {'on' if flush else 'off'}"
-        rows.append(row(work, timings["bound"], timings["plain"], None))
-    return "\n".join(rows)
+            rounds = effort.rounds // 4 if flush else effort.rounds
+            took = side_by_side(calls, rounds=rounds, runs=effort.runs)
+        work = f"try_acquire + release; flush {'on' if flush else 'off'}"
+        figures.append(Figure(work, "µs", took["bound"], took["plain"], "our plain rows"))
+    return figures
 
 
 def _pair(leases: pglease.PGLease, name: str) -> None:
@@ -140,41 +123,27 @@ def _pair(leases: pglease.PGLease, name: str) -> None:
     leases.release(name)
 
 
-def section(deaths: int, rounds: int, runs: int) -> tuple[str, bool]:
-    """Measure, and return the section of the report, and whether every aim was met."""
+HOW = """Against plain PostgreSQL: a grant asks the client's own session for the lock first, and the release gives it
+back later. Then what it notices, and when, in seconds. The handover delay of 0.3 s is part of each succession but the
+last. The network between two hosts is cut by a router that goes deaf (left out where namespaces cannot be made); a
+stopped process is waited for until its ttl ends."""
+
+
+def section(effort: Effort) -> Section:
+    """Measure."""
     logging.getLogger("pglease").setLevel(logging.CRITICAL)  # the losses are what is measured
-    costs = _costs(rounds, runs)
+    figures = _costs(effort)
+    several = max(1, min(FEW, effort.few // 3))
     with LocalPostgres(fsync=False) as server, psycopg.connect(server.dsn, autocommit=True) as look:
         url = f"hybrid+{server.dsn}"
         with pglease.PGLease(url) as first:
             first.try_acquire("job")
             first.release("job")
-        kills = [succeeded(url, look, signal.SIGKILL, TTL) for _ in range(deaths)]
-        stops = [succeeded(url, look, signal.SIGSTOP, SHORT_TTL) for _ in range(FEW)]
-        delays = [
-            Delay(f"next holder after kill -9, ttl {TTL} s", kills, 1.0),
-            Delay("holder's notice after pg_terminate_backend", [terminated(url, look) for _ in range(deaths)], 0.1),
-            *_cut_delays(),
-            Delay(f"next holder after SIGSTOP, ttl {SHORT_TTL} s", stops, SHORT_TTL + 1.0),
-        ]
-    said = "\n".join(delay.row() for delay in delays)
-    text = f"""
-## What the hybrid backend costs
-
-Against plain PostgreSQL: a grant asks the client's own session for the lock first, and the release gives it back later.
-
-| work | hybrid, µs | plain, µs | ratio | aim |
-|---|---|---|---|---|
-{costs}
-
-## What the hybrid backend notices, and when
-
-Seconds, by rounds. The handover delay of 0.3 s is part of each succession but the last. The network between two hosts
-is cut by a router that goes deaf (left out where namespaces cannot be made); a stopped process is waited for until its
-ttl ends.
-
-| what | rounds | median | p99 | worst | aim |
-|---|---|---|---|---|---|
-{said}
-"""
-    return text, all(delay.kept for delay in delays)
+        kills = [succeeded(url, look, signal.SIGKILL, TTL) for _ in range(effort.few)]
+        figures += _delay(f"next holder after kill -9, ttl {TTL} s", kills, 1.0)
+        ends = [terminated(url, look) for _ in range(effort.few)]
+        figures += _delay("holder's notice after pg_terminate_backend", ends, 0.1)
+        figures += _cut_delays(several)
+        stops = [succeeded(url, look, signal.SIGSTOP, SHORT_TTL) for _ in range(several)]
+        figures += _delay(f"next holder after SIGSTOP, ttl {SHORT_TTL} s", stops, SHORT_TTL + 1.0)
+    return Section("On hybrid", HOW, figures)

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import redis
 
 import pglease
-from benchmarks.side_by_side import row, side_by_side
+from benchmarks.figures import Aim, Figure, Section
+from benchmarks.timing import Effort, side_by_side
 from pglease.backends.redis_lua import RELEASE, TRY_ACQUIRE
 from pglease.testing.local_valkey import LocalValkey
 
@@ -62,25 +63,17 @@ def _calls() -> Iterator[Calls]:
             calls.close()
 
 
-def section(rounds: int, runs: int) -> tuple[str, bool]:
-    """Measure; return a section of RESULTS.md, and whether every aim was kept."""
+HOW = f"""*Other* are two EVALSHA of the same scripts through redis-py {redis.__version__}, on Valkey."""
+
+
+def section(effort: Effort) -> Section:
+    """Measure."""
     with _calls() as calls:
         sides = {"pair": calls.pair, "block": calls.block, "bare": calls.bare, "lock": calls.lock}
-        timings = side_by_side(sides, rounds=rounds, runs=runs)
-    bare = timings["bare"]
-    rows = [
-        ("try_acquire + release", timings["pair"], MOST),
-        ("with acquire(): block", timings["block"], MOST),
-        ("redis-py's Lock, acquire + release", timings["lock"], None),
+        took = side_by_side(sides, rounds=effort.rounds, runs=effort.runs)
+    figures = [
+        Figure("try_acquire + release", "µs", took["pair"], took["bare"], "bare EVALSHA", Aim(MOST)),
+        Figure("with acquire(): block", "µs", took["block"], took["bare"], "bare EVALSHA", Aim(MOST)),
+        Figure("try_acquire + release", "µs", took["pair"], took["lock"], "redis-py's Lock", Aim(1.0)),
     ]
-    table = "\n".join(row(work, timing, bare, most) for work, timing, most in rows)
-    text = f"""
-## Valkey
-
-*Bare* are two EVALSHA of the same scripts through redis-py {redis.__version__}.
-
-| work | µs | bare, µs | ratio | aim |
-|---|---|---|---|---|
-{table}
-"""
-    return text, all(most is None or timing.median <= most * bare.median for _, timing, most in rows)
+    return Section("On Valkey", HOW, figures)

@@ -12,7 +12,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pglease
-from benchmarks.side_by_side import Timing, row, side_by_side
+from benchmarks.figures import Aim, Figure, Section
+from benchmarks.timing import Effort, side_by_side
 from pglease.backends.sqlite_sql import Statements
 from pglease.schema import table_names
 
@@ -73,31 +74,24 @@ def _calls(where: Path | None) -> Iterator[Calls]:
         yield calls
 
 
-def section(rounds: int, runs: int) -> tuple[str, bool]:
-    """Measure; return a section of RESULTS.md, and whether every aim was kept."""
-    rows: list[tuple[str, Timing, Timing, float | None]] = []
-    places: list[tuple[str, Path | None, int, float | None]] = [("on disk", None, rounds // 4, MOST)]
+HOW = f"""*Other* are the same statements in two transactions (BEGIN IMMEDIATE, synchronous=FULL) on one connection of
+sqlite3 ({sqlite3.sqlite_version}); for the losing try a `SELECT` of the record. *In memory* is a file on tmpfs, where
+nothing has to reach a disk."""
+
+
+def section(effort: Effort) -> Section:
+    """Measure on disk, and where there is no commit to wait for, so that the rest shows."""
+    figures: list[Figure] = []
+    places: list[tuple[str, Path | None, int, Aim | None]] = [("on disk", None, effort.rounds // 4, Aim(MOST))]
     if sys.platform == "linux" and IN_MEMORY.is_dir():
-        places.append(("in memory", IN_MEMORY, rounds, None))  # where there is no commit to wait for, the rest shows
-    for place, where, few, most in places:
+        places.append(("in memory", IN_MEMORY, effort.rounds, None))
+    for place, where, few, aim in places:
         with _calls(where) as calls:
             sides = {name: getattr(calls, name) for name in ("pair", "block", "bare", "lose", "select")}
-            took = side_by_side(sides, rounds=few, runs=runs)
-        rows += [
-            (f"try_acquire + release, {place}", took["pair"], took["bare"], most),
-            (f"with acquire(): block, {place}", took["block"], took["bare"], most),
-            (f"losing try, {place}", took["lose"], took["select"], None),
+            took = side_by_side(sides, rounds=few, runs=effort.runs)
+        figures += [
+            Figure(f"try_acquire + release, {place}", "µs", took["pair"], took["bare"], "bare sqlite3", aim),
+            Figure(f"with acquire(): block, {place}", "µs", took["block"], took["bare"], "bare sqlite3", aim),
+            Figure(f"losing try, {place}", "µs", took["lose"], took["select"], "SELECT of the record"),
         ]
-    table = "\n".join(row(*each) for each in rows)
-    text = f"""
-## SQLite
-
-*Bare* are the same statements in two transactions (BEGIN IMMEDIATE, synchronous=FULL) on one connection of sqlite3
-({sqlite3.sqlite_version}); for the losing try a `SELECT` of the record. *In memory* is a file on tmpfs, where nothing
-has to reach a disk.
-
-| work | µs | bare, µs | ratio | aim |
-|---|---|---|---|---|
-{table}
-"""
-    return text, all(most is None or ours.median <= most * bare.median for _, ours, bare, most in rows)
+    return Section("On SQLite", HOW, figures)

@@ -60,9 +60,9 @@ def _trait(name: str) -> str:
 def figures() -> str:
     """Return the ratios that the last `make bench` wrote down."""
     ratios: dict[str, dict[str, str]] = {}
-    for work, flush, ratio in re.findall(
-        r"^\| ([^|]+) \| (on|off) \|[^|]*\|[^|]*\| ([\d.]+×)", RESULTS.read_text("utf-8"), re.MULTILINE
-    ):
+    _, _, section = RESULTS.read_text("utf-8").partition("## On PostgreSQL, one thread\n")
+    row = r"^\| ([^|]+); flush (on|off) \| µs \|[^|]*\|[^|]*\|[^|]*\| ([\d.]+×)"
+    for work, flush, ratio in re.findall(row, section.partition("\n## ")[0], re.MULTILINE):
         ratios.setdefault(work, {})[flush] = ratio
     rows = [f"| {work} | {of.get('off', '')} | {of.get('on', '')} |" for work, of in ratios.items()]
     return "\n".join(["| work | WAL flush off | WAL flush on |", "|---|---|---|", *rows])
