@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from contextlib import AsyncExitStack
 from time import perf_counter
 
@@ -15,8 +16,8 @@ MEDIAN, WORST = 3.0, 100.0
 """Milliseconds: the median, and 99 of 100."""
 
 
-async def _hand_overs(dsn: str, waiters: int, rounds: int) -> list[float]:
-    """Let so many tasks, each with a client of its own, take turns; return the seconds between two holds."""
+async def _hand_overs(dsn: str, tasks: int, clients: int, rounds: int) -> list[float]:
+    """Let so many tasks, spread over so many clients, take turns; return the seconds between two holds."""
     released, seconds = 0.0, []
 
     async def take_turns(leases: pglease.AsyncPGLease) -> None:
@@ -30,25 +31,26 @@ async def _hand_overs(dsn: str, waiters: int, rounds: int) -> list[float]:
             released = perf_counter()
 
     async with AsyncExitStack() as life:
-        clients = [await life.enter_async_context(pglease.AsyncPGLease(dsn)) for _ in range(waiters)]
-        await clients[0].get_lease("job")
-        await asyncio.gather(*(take_turns(leases) for leases in clients))
+        faces = [await life.enter_async_context(pglease.AsyncPGLease(dsn)) for _ in range(clients)]
+        await faces[0].get_lease("job")
+        await asyncio.gather(*(take_turns(faces[number % clients]) for number in range(tasks)))
     return seconds
 
 
-HOW = """Milliseconds from the return of a release to the next holder's grant; tasks of one loop, each with a client of
-its own on PostgreSQL."""
+HOW = """Milliseconds from the return of a release to the next holder's grant; tasks of one loop on PostgreSQL. They
+share a client, as an application's do; besides, each has one of its own, when every release is heard by as many threads
+of one interpreter."""
 
 
 def section(effort: Effort) -> Section:
     """Measure."""
     figures = []
     with LocalPostgres() as server:
-        for waiters in (2, min(20, effort.crowd)):
-            took = [asyncio.run(_hand_overs(server.dsn, waiters, effort.few * 10))]
-            work = f"{waiters} tasks"
-            figures += [
-                Figure(f"{work}: p50", "ms", Spread.of_seconds(took, "ms"), aim=Aim(MEDIAN, "ours")),
-                Figure(f"{work}: p99", "ms", Spread.of_seconds(took, "ms", late(0.99)), aim=Aim(WORST, "ours")),
-            ]
+        crowd = min(20, effort.crowd)
+        for tasks, clients in ((2, 1), (crowd, 1), (2, 2), (crowd, crowd)):
+            took = [asyncio.run(_hand_overs(server.dsn, tasks, clients, effort.few * 10))]
+            work = f"{tasks} tasks of {'one client' if clients == 1 else 'as many clients'}"
+            for word, what, most in (("p50", statistics.median, MEDIAN), ("p99", late(0.99), WORST)):
+                aim = Aim(most, "ours") if clients == 1 else None
+                figures.append(Figure(f"{work}: {word}", "ms", Spread.of_seconds(took, "ms", what), aim=aim))
     return Section("From task to task", HOW, figures)
