@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from pglease.cli import main
 from pglease.demo.story import Story
 from pglease.demo.timeline import ASCII, UNICODE, Bar, draw
+from tests.support.readme import README, played, plot
 
 DEMO = (sys.executable, "-B", "-m", "pglease", "demo")
 
@@ -37,6 +39,11 @@ def alone(tmp_path):
     return mark, {**os.environ, name: value, "TMPDIR": str(tmp_path), "PGLEASE_URL": "postgresql://must.not.be.used/"}
 
 
+def in_the_readme():
+    """What the README says that the demo says."""
+    return re.search(r"<!-- demo:.*?-->\n(.*?)\n<!-- /demo -->", README.read_text("utf-8"), re.DOTALL)[1]
+
+
 def schemas(dsn):
     with psycopg.connect(dsn) as connection:
         return connection.execute("SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'pglease_demo%'").fetchone()[0]
@@ -52,6 +59,7 @@ def test_the_demo_plays_to_its_end_on_a_server_of_its_own_and_leaves_nothing(alo
     assert done.stderr == ""
     assert "✗ " not in done.stdout.partition("kill -9   ")[2]
     assert done.stdout.count("✓") == 8
+    assert plot(played(done.stdout)) == plot(in_the_readme()), "run: python -m tests.support.readme --demo"
     assert processes_of(mark) == []
     assert list(tmp_path.iterdir()) == []
 

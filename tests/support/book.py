@@ -90,16 +90,13 @@ def leads_to(path: str, link: str) -> str | None:
 
 def outside() -> set[str]:
     """Return all that the pages lead to outside of docs/, and what those lead to."""
-    found: set[str] = set()
-    waiting = ["README.md", *(str(page.relative_to(ROOT)) for page in BOOK.glob("*.md"))]
+    found = {"README.md", *(str(page.relative_to(ROOT)) for page in BOOK.glob("*.md"))}
+    waiting = list(found)
     while waiting:
-        path = waiting.pop()
-        if path in found:
-            continue
-        if not path.startswith("docs/"):
-            found.add(path)
-        waiting.extend(links(path))
-    return found
+        new = set(links(waiting.pop())) - found
+        found |= new
+        waiting.extend(new)
+    return {path for path in found if not path.startswith("docs/")}
 
 
 def links(path: str) -> Iterator[str]:

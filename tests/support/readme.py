@@ -1,8 +1,13 @@
-"""What the product writes itself in README and docs: tables, a timeline. `python -m tests.support.readme` does it."""
+"""What the product writes itself in README and docs: tables, a timeline. `python -m tests.support.readme` does it.
+
+With `--demo` it plays the demo, too, and takes its words and its picture.
+"""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -68,9 +73,9 @@ def figures() -> str:
     return "\n".join(["| work | WAL flush off | WAL flush on |", "|---|---|---|", *rows])
 
 
-def written(text: str) -> str:
-    """Return a page with those parts as they should be."""
-    for part, table in (("stores", stores()), ("traits", traits()), ("figures", figures())):
+def written(text: str, **more: str) -> str:
+    """Return a page with those parts as they should be, and with `more` of them."""
+    for part, table in (("stores", stores()), ("traits", traits()), ("figures", figures()), *more.items()):
         text = re.sub(
             rf"(<!-- {part}:[^\n]*-->\n).*?(<!-- /{part} -->)", rf"\g<1>{table}\n\g<2>", text, flags=re.DOTALL
         )
@@ -85,7 +90,24 @@ def timeline() -> str:
     return names["picture"]
 
 
+def demo() -> str:
+    """Play the demo, draw its picture, and return what it said while it played."""
+    command = [sys.executable, "-m", "pglease", "demo", "--svg", str(ROOT / "docs" / "demo.svg")]
+    return played(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def played(output: str) -> str:
+    """Return the story from what the demo prints, without the picture and the checks below it."""
+    return f"```text\n{output.partition(chr(10) * 2)[0]}\n```"
+
+
+def plot(story: str) -> list[str]:
+    """Return a story without what differs from one time to the next: who, when, for how long."""
+    return [re.sub(r"worker-\d|-?\d+(\.\d)?", "·", line).strip() for line in story.splitlines()]
+
+
 if __name__ == "__main__":
     CHOOSING.with_suffix(".svg").write_text(timeline(), "utf-8")
+    more = {"demo": demo()} if "--demo" in sys.argv else {}
     for page in PAGES:
-        page.write_text(written(page.read_text("utf-8")), "utf-8")
+        page.write_text(written(page.read_text("utf-8"), **more), "utf-8")
