@@ -5,6 +5,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from pglease import PGLease
+from tests.support import screenshot
 from tests.support.browser import chromium
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.xdist_group("chromium")]
@@ -64,6 +65,13 @@ def test_a_hand_over_is_seen_without_loading_anything_and_a_search_filters_as_on
 
     assert page.see("location.search").startswith("?q=NEXT")
     assert page.see("window.same")
+
+
+def test_the_picture_in_the_documentation_can_be_drawn_anew(browser, tmp_path):
+    screenshot.draw(browser, tmp_path / "web.png")
+
+    drawn, printed = (tmp_path / "web.png").read_bytes(), screenshot.PICTURE.read_bytes()
+    assert drawn[:20] == printed[:20]  # a PNG, as wide; how high it is depends on a machine's fonts
 
 
 def test_seconds_go_on_between_two_news(serve, leases, open_page):

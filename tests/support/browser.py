@@ -30,6 +30,7 @@ FLAGS = (
     "--no-sandbox",  # it refuses to have one as root; nothing but our own pages is shown
     "--no-first-run",
     "--disable-gpu",
+    "--hide-scrollbars",  # they come and go while a page is drawn anew, and change how wide it is
     "--disable-dev-shm-usage",
     "--disable-background-networking",
     "--disable-component-update",
