@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from pglease.errors import BackendError
 PROBE_NAME = "pglease doctor"
 LARGE_LOG = 64 * 1024 * 1024
 """Bytes of a log that some reader has kept from being written back for long."""
+LITTLE_SPACE = 16 * 1024 * 1024
+"""Bytes that are left on a file system on which writes may soon be refused."""
 OFF = 60.0
 """Seconds by which the times that people are shown may be off before that is worth a line."""
 SLOW = 0.5
@@ -35,6 +38,7 @@ def diagnose(file: LeaseFile, pipes: Pipes, take_and_return: Callable[[], None],
     yield Check("host", "ok", f"for the processes of this host alone, until its next boot ({file.host.boot_id})")
     yield _wall_clock(file, wall)
     yield _log(file.path)
+    yield _space(file.path)
     yield _pipes(pipes)
     yield _acquire(file.path, take_and_return)
 
@@ -75,6 +79,14 @@ def _log(path: Path) -> Check:
         f"{log} has {size // 2**20} MB: somebody has had a look at the file for very long, and keeps it from shrinking",
         "end the program that has a transaction open on it",
     )
+
+
+def _space(path: Path) -> Check:
+    free = shutil.disk_usage(path.parent).free
+    if free >= LITTLE_SPACE:
+        return Check("space", "ok", f"{free // 2**20} MB are left on its file system")
+    text = f"{free // 2**20} MB are left on its file system: once it is full, nothing is granted, renewed or given back"
+    return Check("space", "warn", text, "make room, or move the leases to another file system")
 
 
 def _pipes(pipes: Pipes) -> Check:

@@ -86,7 +86,7 @@ def test_the_doctor_finds_a_good_file_good(call, path, alice) -> None:
     code, out, _ = call("doctor")
 
     assert code == 0
-    assert [line[:4] for line in out.splitlines()] == ["ok  "] * 6
+    assert [line[:4] for line in out.splitlines()] == ["ok  "] * 7
     assert str(path) in out
     assert alice.names() == ["job"]
 
@@ -133,6 +133,17 @@ def test_the_doctor_tells_of_a_boot_since_the_last_lease(call, path, alice) -> N
         connection.execute("UPDATE pglease_leases_meta SET boot_id = 'another'")
 
     assert "since the last boot" in checks(call)["clock"]["text"]
+
+
+def test_the_doctor_tells_of_a_file_system_that_is_nearly_full(call, path, alice, monkeypatch) -> None:
+    alice.hold("job")
+    monkeypatch.setattr(sqlite_doctor, "LITTLE_SPACE", 1 << 62)
+
+    found = checks(call)["space"]
+
+    assert found["status"] == "warn"
+    assert "MB are left" in found["text"]
+    assert found["remedy"]
 
 
 def test_the_doctor_tells_of_pipes_that_cannot_be_made(call, path, alice) -> None:
