@@ -11,16 +11,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 import psycopg
 import pytest
 from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
+from prometheus_client import CollectorRegistry
 from sqlalchemy import Engine
 
-from pglease import PGLease, default
+from pglease import MemoryBackend, PGLease, default
+from pglease.contrib.prometheus import LeaseCollector, LeaseMetrics
+from pglease.events import EventKind
 from pglease.testing.api_server import ApiServer
 from tests.support import book, django_site
 
@@ -167,7 +170,20 @@ def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
 
     pages = re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)
 
-    assert sorted(pages) == sorted({"index.md", "source/CHANGELOG.md", *(page.name for page in PAGES)})
+    assert sorted(page for page in pages if not page.startswith("source/")) == sorted(
+        ["index.md", *(page.name for page in PAGES)]
+    )
+
+
+def test_every_variable_that_is_read_is_on_the_page_of_configuration() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+    sources = [path.read_text("utf-8") for path in (ROOT / "pglease").rglob("*.py") if "demo" not in path.parts]
+
+    read = {name for text in sources for name in re.findall(r'environ\w*(?:\.get\(|\[)"([A-Z_]+)"', text)}
+
+    assert {"PGLEASE_URL", "NO_COLOR"} <= read
+    of_the_system = {"HOME", "LOCALAPPDATA", "PATH", "PYTEST_CURRENT_TEST"}
+    assert {name for name in read - of_the_system if f"`{name}`" not in page} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=title)
@@ -203,3 +219,23 @@ def test_an_operators_queries_run(dsn: str) -> None:
 
     assert len(queries) == 8
     assert [row[0] for row in found[0]] == ["daily-report"]
+
+
+def test_the_page_on_seeing_names_every_event_and_every_metric() -> None:
+    page = (ROOT / "docs" / "seeing.md").read_text("utf-8")
+    registry = CollectorRegistry()
+    LeaseMetrics(registry)
+
+    with PGLease(MemoryBackend()) as leases:
+        leases.wait_for_lease("job")
+        families = [*registry.collect(), *LeaseCollector(leases).collect()]
+
+    told = [
+        line.split("`")[1]
+        for line in page.splitlines()
+        if re.match(r"\| `\w+` \|.*\| (DEBUG|INFO|WARNING|ERROR)", line)
+    ]
+    assert told == list(get_args(EventKind))
+    names = {family.name + ("_total" if family.type == "counter" else "") for family in families}
+    assert len(names) == 12
+    assert names == set(re.findall(r"`(pglease_[a-z_]+)`", page))
