@@ -30,6 +30,7 @@ install: $(DONE) ## Make .venv with pglease and everything to develop it
 
 $(DONE): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pglease needs Python 3.11 or newer: make PYTHON=...")'
+	@echo 'Making $(VENV), once: a minute or two.'
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -qq --upgrade 'pip>=25.1'
 	$(PY) -m pip install -qq --editable . --group dev

@@ -97,7 +97,8 @@ class AsyncPGLease(mistakes.OnlyAsyncWith):
     Args:
         backend: an address or a `Backend` object, as for `PGLease`; or a `PGLease`, whose other face this then is: both
             have the same holds, and closing this one leaves that one open.
-        owner_id, heartbeat_interval, on_lease_lost, margin, observers: as for `PGLease`, and not together with one.
+        owner_id, heartbeat_interval, on_lease_lost, margin, observers, on_at_risk: as for `PGLease`, and not together
+            with one.
         table_name, schema, auto_initialize, connect_timeout, pool_size: as for `PGLease`, and not together with one.
 
     Raises:
@@ -118,6 +119,7 @@ class AsyncPGLease(mistakes.OnlyAsyncWith):
         connect_timeout: Duration = 10,
         pool_size: int = 4,
         observers: Iterable[Observer] = (),
+        on_at_risk: Callable[[str], object] | None = None,
     ) -> None:
         arguments: dict[str, Any] = {
             "owner_id": owner_id,
@@ -130,6 +132,7 @@ class AsyncPGLease(mistakes.OnlyAsyncWith):
             "connect_timeout": connect_timeout,
             "pool_size": pool_size,
             "observers": tuple(observers),
+            "on_at_risk": on_at_risk,
         }
         self._made = not isinstance(backend, PGLease)
         if isinstance(backend, PGLease):

@@ -31,7 +31,7 @@ class Unasked:
         holder = repr(refused.held_by) if refused.held_by else "somebody else"
         self._sentence = f"the block ran without the lease {refused.name!r}, which {holder} has"
         self.looked = False
-        refused.watched_by(self)
+        refused._watched_by(self)
 
     def warn(self) -> None:
         """Say so, in the name of whoever leaves the block; call it from `__exit__` itself."""

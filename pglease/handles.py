@@ -554,7 +554,7 @@ class NotAcquired(mistakes.NotHeld):
             self._watcher.looked = True
         return False
 
-    def watched_by(self, watcher: Unasked) -> None:
+    def _watched_by(self, watcher: Unasked) -> None:
         """Let the block that this was the answer to know when somebody looks."""
         self._watcher = watcher
 

@@ -355,4 +355,6 @@ def test_a_command_without_a_store_is_told_the_ways_to_name_one(capsys, monkeypa
 
 def test_a_command_that_is_misspelt_is_told_where_the_right_ones_are(capsys):
     assert main(["lst"]) == 2
-    assert "--help" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "did you mean list?" in said
+    assert "--help" in said

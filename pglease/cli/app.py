@@ -50,6 +50,20 @@ class Commands(click.Group):
         """Return the names in the order of the table above."""
         return list(COMMANDS)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; of a misspelt one say what was meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as wrong:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, 1)
+            if not near:
+                raise
+            raise click.UsageError(f"{wrong.message.rstrip('.')}: did you mean {near[0]}?", ctx) from None
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import one command."""
         if cmd_name not in COMMANDS:

@@ -344,3 +344,7 @@ def test_the_threads_that_call_are_daemons(leases):
 
     assert calling
     assert all(thread.daemon for thread in calling)
+
+
+def test_both_faces_are_made_with_the_same_arguments():
+    assert list(inspect.signature(AsyncPGLease).parameters) == list(inspect.signature(PGLease).parameters)
