@@ -23,7 +23,7 @@ from pglease.records import Renewal
 HOW = """A batch is one call of the store with so many holds; *other* is the same statement on a bare connection, for
 other rows. The keeper is a process of its own that holds so many leases of 30 s through one client while it does
 nothing else: a tick comes every 10 s, statements are the server's count of transactions, memory is what the process
-grew by."""
+grew by while it took and renewed them, so also what one statement for all of them takes for a moment."""
 TTL = 30.0
 
 _KEEPER = """

@@ -43,12 +43,47 @@ WORDS: dict[LossReason, str] = {
 }
 
 
+_NEVER = float("inf")
 _NOBODYS = "0" * 32
 """A lease id that no hold has, since they are random."""
 
 
 class Hold:
     """One acquisition and what this process believes about it."""
+
+    # A process may have tens of thousands, and a dictionary for each weighs more than all that is in it.
+    __slots__ = (
+        "_lock",
+        "_lost",
+        "began_at",
+        "bond",
+        "caller",
+        "client_owned",
+        "context",
+        "ended",
+        "ended_at",
+        "exits",
+        "handle",
+        "in_block",
+        "keeper",
+        "lease_id",
+        "loss",
+        "margin",
+        "max_until",
+        "min_hold",
+        "name",
+        "nested",
+        "progress_at",
+        "progress_within",
+        "releases",
+        "renewing",
+        "settled",
+        "term",
+        "trouble",
+        "ttl",
+        "wanted",
+        "warning",
+    )
 
     def __init__(
         self,
@@ -77,15 +112,15 @@ class Hold:
         self.min_hold = wanted.min_hold
         if wanted.once_per is not None:
             self.min_hold = max(self.min_hold, slots.left_of(wanted.once_per, term.lease.acquired_at))
-        self.max_until = float("inf") if wanted.max_hold is None else term.sent_at + wanted.max_hold
+        self.max_until = _NEVER if wanted.max_hold is None else term.sent_at + wanted.max_hold
         self.progress_at = clock.now()
-        self.progress_within = float("inf")
+        self.progress_within = _NEVER
         self.exits: Final = wanted.on_lost == "exit"
         self.loss: Loss | None = None
         self.trouble: Exception | None = None
         self._lost: Bell | None = None
         self.ended = False
-        self.ended_at = float("inf")
+        self.ended_at = _NEVER
         self.releases = 0
         self.settled = False
         self.renewing = threading.RLock()  # one renewal by hand at a time

@@ -227,6 +227,7 @@ def _check_levels(value: Any, level: int) -> None:
         _check_levels(inner, level + 1)
 
 
+@lru_cache(maxsize=64)  # the same few of thousands of leases, asked at each renewal
 def margin_for(ttl: float, margin: float | None = None) -> float:
     """Return how long before the store a holder stops believing.
 
@@ -237,12 +238,14 @@ def margin_for(ttl: float, margin: float | None = None) -> float:
     return min(wanted, ttl / 4)
 
 
+@lru_cache(maxsize=64)
 def interval_for(ttl: float, heartbeat_interval: float | None = None) -> float:
     """Return the seconds between renewals: a third of ttl, or `heartbeat_interval` if that is sooner."""
     third = ttl / RENEWALS_PER_TTL
     return third if heartbeat_interval is None else min(heartbeat_interval, third)
 
 
+@lru_cache(maxsize=64)
 def renewal_box(ttl: float, margin: float, interval: float) -> float:
     """Return how long one renewal may take, so that after a good one two whole tries fit before the deadline."""
     return min(5.0, 0.45 * (ttl - margin - interval))

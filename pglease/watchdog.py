@@ -81,17 +81,27 @@ class Watchdog:
         with self._changed:
             while True:
                 now = clock.now()
-                # Copies: a read of `due` may meet the garbage collector, and that a finalizer which forgets something.
-                late = [thing for thing in list(self._watched) if thing.due <= now]
+                late, earliest = self._look(now)
                 if late:
                     for thing in late:
                         self._watched.pop(thing, None)
                     return late
-                earliest = min((thing.due for thing in list(self._watched)), default=float("inf"))
                 # An alarm once set is kept even if what it was for is gone: otherwise every short conversation would
                 # set it anew, and disturbing this thread each time would cost more than the conversation.
                 self._wakes_at = min(earliest, self._wakes_at) if self._wakes_at > now else earliest
                 self._changed.wait(None if self._wakes_at == float("inf") else min(self._wakes_at - now, LONGEST_NAP))
+
+    def _look(self, now: float) -> tuple[list[Watched], float]:
+        """Return what is late, and the earliest moment of the rest; asks each once, since there may be thousands."""
+        late, earliest = [], float("inf")
+        # A copy: a read of `due` may meet the garbage collector, and that a finalizer which forgets something.
+        for thing in list(self._watched):
+            due = thing.due
+            if due <= now:
+                late.append(thing)
+            elif due < earliest:
+                earliest = due
+        return late, earliest
 
 
 _watchdog = Watchdog()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -28,10 +29,13 @@ def lease_in(row: Row) -> Lease:
     attached = {} if metadata is None else _metadata(metadata)
     read = datetime.fromtimestamp
     try:
-        times = read(acquired, UTC), read(heartbeat, UTC), read(expires, UTC), read(seen, UTC)
+        now = read(seen, UTC)
+        # What was granted or renewed in this moment says the same time several times: read and kept once.
+        renewed = now if heartbeat == seen else read(heartbeat, UTC)
+        times = renewed if acquired == heartbeat else read(acquired, UTC), renewed, read(expires, UTC), now
     except (OSError, OverflowError, ValueError):  # a row written by hand may say 'infinity'; reading it must not fail
         times = _moment(acquired), _moment(heartbeat), _moment(expires), _moment(seen)
-    return Lease(name, owner, token, *times[:3], transitions, times[3], attached, given_back)
+    return Lease(name, sys.intern(owner), token, *times[:3], transitions, times[3], attached, given_back)
 
 
 def tenure_in(row: Row) -> Tenure:
