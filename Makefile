@@ -84,7 +84,7 @@ bench-full: $(DONE) ## The same at length, with what only an hour shows
 
 docs: $(BOOK) ## Build the documentation site, strictly, into .venv/site
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
-	@echo "$(VENV)/site/index.html"
+	@echo "$(VENV)/site/index.html; with search: $(PYTHON) -m http.server --directory $(VENV)/site"
 
 $(BOOK): $(DONE) pyproject.toml
 	$(PY) -m pip install -qq --group docs
