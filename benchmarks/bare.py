@@ -47,7 +47,10 @@ class Bare:
         return lease_id if rows and rows[0][0] == "granted" else None
 
     def release(self, name: str, lease_id: str | None) -> None:
-        self.link.execute(self.sql.release, {"name": name, "lease_id": lease_id, "min_hold": 0.0}).fetchall()
+        """Give it back; again while a rival's try has the row locked, or it would stay ours until it lapses."""
+        params = {"name": name, "lease_id": lease_id, "min_hold": 0.0}
+        while self.link.execute(self.sql.release, params).fetchall()[0][0] == "busy":
+            pass
 
     def pair(self) -> None:
         self.pair_of(self.name)
