@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 from pytest_postgresql import factories
 
@@ -27,6 +28,10 @@ pytest_plugins = ["tests.support.needs", "tests.support.canary", "tests.support.
 
 SERVER = pytest.StashKey[RunServer]()
 ROOT = Path(__file__).parent.parent
+
+# What is made up is right or wrong, never too slow: other workers share the machine.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 def pytest_configure(config: pytest.Config) -> None:
