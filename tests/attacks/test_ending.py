@@ -217,7 +217,7 @@ BUSY = """
     def churn(place):
         try:
             while True:
-                with leases.acquire(f"churn-{place}", ttl=30, on_lost="log"):
+                with leases.acquire(f"churn-{place}", ttl=30, on_lost="log") as _:
                     time.sleep(random.random() / 100)
         except BackendClosed:
             pass

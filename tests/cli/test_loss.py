@@ -116,7 +116,7 @@ def test_max_hold_ends_the_command_by_then(start, command, leases, until):
 
     ended = leases.get_lease("job")
     assert command.members() == []
-    assert (ended.seen_at - begun).total_seconds() < 3.5
+    assert (ended.seen_at - begun).total_seconds() < 15  # its ttl alone is 30
     assert ended.is_expired()
     assert "--max-hold" in running.stderr.read()
 
