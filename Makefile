@@ -76,8 +76,7 @@ contract: $(DONE) ## Run the contract suite on one backend: make contract BACKEN
 
 bench: $(DONE) ## Measure beside the bare driver and other libraries; writes benchmarks/RESULTS.md; ARGS=on_postgres
 	$(PY) -m benchmarks --install
-	$(PY) -m benchmarks --write $(ARGS)
-	$(PY) -m tests.support.readme
+	$(PY) -m benchmarks --write $(ARGS); status=$$?; $(PY) -m tests.support.readme; exit $$status
 
 bench-full: $(DONE) ## The same at length, with what only an hour shows
 	@$(MAKE) --no-print-directory bench ARGS="--effort full $(ARGS)"

@@ -178,7 +178,12 @@ def main(arguments: list[str]) -> int:
 
 def _measured_apart(name: str, effort: str) -> str | None:
     command = [sys.executable, "-m", "benchmarks", name, "--effort", effort, "--alone"]
-    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    patience = EFFORTS[effort].patience
+    try:
+        answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=patience)
+    except subprocess.TimeoutExpired:
+        sys.stderr.write(f"{name}: given up after {patience:.0f} s\n")
+        return None
     if answer.returncode:
         sys.stderr.write(f"{name}: failed with {answer.returncode}\n")
         return None

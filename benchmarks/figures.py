@@ -97,8 +97,8 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """Ours through the other."""
-        if self.exact_ratio is not None or self.other is None:
+        """Ours through the other; None where the other took no time: it handed over before its release returned."""
+        if self.exact_ratio is not None or self.other is None or not self.other.median:
             return self.exact_ratio
         return self.ours.median / self.other.median
 

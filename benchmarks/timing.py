@@ -31,6 +31,7 @@ class Effort:
         many: the largest number of leases and names.
         crowd: the largest number of processes.
         minutes: of the runs that show what only time shows.
+        patience: seconds after which a section is given up.
     """
 
     rounds: int = 800
@@ -40,12 +41,13 @@ class Effort:
     many: int = 10_000
     crowd: int = 64
     minutes: float = 0.5
+    patience: float = 400.0
 
 
 EFFORTS = {
     "smoke": Effort(rounds=8, runs=1, seconds=0.2, few=1, many=50, crowd=2, minutes=0.02),
     "bench": Effort(),
-    "full": Effort(rounds=3000, runs=7, seconds=10.0, few=50, many=100_000, minutes=10.0),
+    "full": Effort(rounds=3000, runs=7, seconds=10.0, few=50, many=100_000, minutes=10.0, patience=10_800.0),
 }
 
 
