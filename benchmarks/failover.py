@@ -29,8 +29,8 @@ def _ours(url: str, rounds: int) -> list[float]:
                 holder.do("take", TTL)
                 heir = life.enter_context(pglease.PGLease(f"{url}{server.dsn}"))
                 assert not heir.try_acquire("turns", ttl=TTL)
-                holder.kill()
                 killed_at = time.monotonic()
+                holder.kill()
                 heir.wait_for_lease("turns", ttl=TTL, timeout=60)
                 took.append(time.monotonic() - killed_at)
     return took
@@ -48,8 +48,8 @@ def _theirs(peer: Peer, rounds: int) -> list[float]:
                 holder.do("take")
                 heir.begin("take")
                 time.sleep(0.3)
-                holder.kill()
                 killed_at = time.monotonic()
+                holder.kill()
                 took.append(heir.done() - killed_at)
     return took
 
