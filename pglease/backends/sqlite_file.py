@@ -181,9 +181,11 @@ class LeaseFile:
 
     def _settle(self, connection: sqlite3.Connection) -> None:
         """Find our tables, or make them in a file that has them not."""
-        (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+        mode = _journal_mode(connection)
         if mode != "wal":
-            if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+            empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+            mode = _journal_mode(connection)  # between the two somebody else may have made it ours
+            if not empty and mode != "wal":
                 raise BackendMisconfigured(
                     f"{self.path} is somebody's SQLite file with journal mode {mode!r}, and was left as it is: leases "
                     "need `PRAGMA journal_mode = WAL` on it, or a file of their own"
@@ -374,6 +376,11 @@ class Link:
         if self._connection is not None:
             forks.bury(self._connection)
             self._connection = None
+
+
+def _journal_mode(connection: sqlite3.Connection) -> str:
+    (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+    return str(mode)
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> set[Any]:

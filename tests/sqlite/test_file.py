@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import resource
@@ -11,9 +12,10 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -134,6 +136,34 @@ def test_somebodys_database_keeps_its_journal_mode(path, alice) -> None:
 
     with plain(path) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
+class Meanwhile(sqlite3.Connection):
+    """A connection after whose first look at the journal mode something happens."""
+
+    happens: ClassVar[Callable[[], object] | None] = None
+
+    def execute(self, sql: str, *rest: object) -> sqlite3.Cursor:
+        """Run a statement, and let it happen."""
+        rows = super().execute(sql, *rest)
+        happens = Meanwhile.happens
+        if happens is not None and sql == "PRAGMA journal_mode":
+            found, Meanwhile.happens = rows.fetchall(), None
+            assert found == [("delete",)]
+            happens()
+            return super().execute("SELECT 'delete'")
+        return rows
+
+
+def test_a_file_that_somebody_else_makes_while_it_is_opened_is_ours_too(path, alice, bob, monkeypatch) -> None:
+    connect = functools.partial(sqlite3.connect, factory=Meanwhile)
+    monkeypatch.setattr("pglease.backends.sqlite_file.sqlite3.connect", connect)
+    monkeypatch.setattr(Meanwhile, "happens", lambda: bob.hold("theirs"))
+
+    alice.hold("ours")
+
+    assert Meanwhile.happens is None
+    assert alice.names() == ["ours", "theirs"]
 
 
 def test_our_tables_may_stand_in_an_applications_own_file(path, alice) -> None:
