@@ -68,7 +68,8 @@ def figures() -> str:
     _, _, section = RESULTS.read_text("utf-8").partition("## On PostgreSQL, one thread\n")
     row = r"^\| ([^|]+); flush (on|off) \| µs \|[^|]*\|[^|]*\|[^|]*\| ([\d.]+×)"
     for work, flush, ratio in re.findall(row, section.partition("\n## ")[0], re.MULTILINE):
-        ratios.setdefault(work, {})[flush] = ratio
+        if not work.endswith("Unix socket"):  # the page is short
+            ratios.setdefault(work, {})[flush] = ratio
     rows = [f"| {work} | {of.get('off', '')} | {of.get('on', '')} |" for work, of in ratios.items()]
     return "\n".join(["| work | WAL flush off | WAL flush on |", "|---|---|---|", *rows])
 
