@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pglease import clock
@@ -106,23 +105,25 @@ class LeaseTracing:
         measured: dict[str, Any] = {"pglease.lease.name": label, "pglease.outcome": outcome, **_error(event)}
         self._acquisitions.add(1, measured)
         self._acquiring.record(event.seconds or 0.0, measured)
-        with self._span(f"pglease acquire {label}", SpanKind.CLIENT, event, outcome) as span:
-            if event.kind == "failed":
-                span.set_status(Status(StatusCode.ERROR, str(event.error or "interrupted")))
+        ended = _wall(event.at)
+        span = self._span(f"pglease acquire {label}", SpanKind.CLIENT, event, outcome, ended)
+        if event.kind == "failed":
+            span.set_status(Status(StatusCode.ERROR, str(event.error or "interrupted")))
+        span.end(ended)
 
     def _hold(self, event: Event, notes: _Notes) -> None:
         label = self._label(event.name)
-        outcome = event.reason or event.kind
-        with self._span(f"pglease hold {label}", SpanKind.INTERNAL, event, outcome) as span:
-            for kind, at, attributes in notes.taken:
-                span.add_event(kind, attributes, timestamp=_wall(at))
-            if event.kind == "lost":
-                span.add_event("lost", {"pglease.outcome": outcome}, timestamp=_wall(event.at))
-                span.set_status(Status(StatusCode.ERROR, outcome))
+        outcome, ended = event.reason or event.kind, _wall(event.at)
+        span = self._span(f"pglease hold {label}", SpanKind.INTERNAL, event, outcome, ended)
+        for kind, at, attributes in notes.taken:
+            span.add_event(kind, attributes, timestamp=_wall(at))
+        if event.kind == "lost":
+            span.add_event("lost", {"pglease.outcome": outcome}, timestamp=ended)
+            span.set_status(Status(StatusCode.ERROR, outcome))
+        span.end(ended)
 
-    @contextmanager
-    def _span(self, name: str, kind: SpanKind, event: Event, outcome: str) -> Iterator[Span]:
-        """Make a span that ended with `event`; the block says the rest."""
+    def _span(self, name: str, kind: SpanKind, event: Event, outcome: str, ended: int) -> Span:
+        """Begin a span, in the past, that `event` ended."""
         attributes: dict[str, Any] = {
             "pglease.lease.name": event.name,
             "pglease.outcome": outcome,
@@ -131,12 +132,8 @@ class LeaseTracing:
         }
         if event.fencing_token is not None:
             attributes["pglease.lease.token"] = event.fencing_token
-        began = _wall(event.at - (event.seconds or 0.0))
-        span = self._tracer.start_span(name, kind=kind, attributes=attributes, start_time=began)
-        try:
-            yield span
-        finally:
-            span.end(_wall(event.at))
+        began = ended - int((event.seconds or 0.0) * 1e9)
+        return self._tracer.start_span(name, kind=kind, attributes=attributes, start_time=began)
 
 
 class _Notes:
