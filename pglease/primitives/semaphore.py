@@ -188,7 +188,7 @@ class Semaphore:
     def conversation(self, wait: float | None) -> Talk[HeldLease | NotAcquired]:
         """Return the talk of one acquire."""
         deadline, refusal = Deadline(wait), None
-        if not self._gate.fair or deadline.over():
+        if not self._gate.fair:  # else nobody gets a slot past those who wait
             taken = yield from self._try_once()
             if isinstance(taken, HeldLease):
                 return taken
@@ -197,8 +197,7 @@ class Semaphore:
                 return refusal
         gate = yield Take(deadline.of(self._gate))
         if isinstance(gate, NotAcquired):
-            said = gate if refusal is None else refusal  # who holds a slot, rather than who waits
-            return NotAcquired(self.name, said.lease, said.retry_after)
+            return refusal if refusal is not None else (yield from self._behind(gate))
         vigil = Vigil(self.leases)
         try:
             return (yield from self._wait_at(gate, deadline, vigil))
@@ -217,6 +216,13 @@ class Semaphore:
             if not gate.held:  # paused for long: others may be at the gate
                 return (yield from self.conversation(deadline.left()))
             yield deadline.rest(vigil, taken)
+
+    def _behind(self, gate: NotAcquired) -> Talk[NotAcquired]:
+        """Refuse whoever did not get through the gate: name who holds a slot, rather than who waits for one."""
+        live = _live(self.name, (yield List(self.name + SLOT)))
+        if live:
+            return self._refusal([record for _, record in live])
+        return NotAcquired(self.name, gate.lease, gate.retry_after)
 
     def _refusal(self, holders: list[Lease]) -> NotAcquired:
         """Name the holder whose slot may be free first."""

@@ -10,6 +10,7 @@ import pytest
 
 from pglease import AcquireTimeout, ConfigurationError, NotOwnedError
 from pglease.primitives import talk
+from tests.support.worlds import wait_until
 
 
 def test_as_many_hold_as_the_limit_says(leases, rival):
@@ -156,3 +157,51 @@ def test_whoever_waits_behind_a_waiter_hears_who_holds(leases, rival, store):
             store.rival("third").semaphore("db", 1).acquire(timeout=0.3)
         leases.release("db#slot:0")
         waiting.result(30).release()
+
+
+def _comes_to_the_queue(client, number: int) -> None:
+    """Wait until so many wait: the first has the gate, the rest a place in its queue."""
+
+    def there() -> int:
+        return len(client.list_leases("db#gate")) + len(client.queues("db#gate").get("db#gate", ()))
+
+    wait_until(lambda: there() == number, within=60)
+
+
+def test_whoever_waits_fairly_is_served_in_the_order_of_arrival(store):
+    holder, served = store.rival("holder"), []
+    held = [holder.semaphore("db", 2, ttl=600).acquire() for _ in range(2)]
+
+    def wait(owner: str) -> None:
+        lease = store.rival(owner).semaphore("db", 2, ttl=600, fair=True).acquire(timeout=120)
+        served.append(owner)
+        lease.release()
+
+    with ThreadPoolExecutor(5) as pool:
+        waiting = []
+        for number in range(1, 6):
+            waiting.append(pool.submit(wait, f"waiter-{number}"))
+            _comes_to_the_queue(holder, number)
+        held[1].release()
+        for each in waiting:
+            each.result(120)
+
+    assert served == [f"waiter-{number}" for number in range(1, 6)]
+    held[0].release()
+
+
+def test_nobody_who_asks_fairly_gets_past_those_who_wait(leases, rival, store):
+    held = rival.semaphore("db", 1, ttl=600).acquire()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(leases.semaphore("db", 1, ttl=600, fair=True).acquire, 120)
+        _comes_to_the_queue(rival, 1)
+        hasty = store.rival("hasty").semaphore("db", 1, fair=True)
+
+        refused = hasty.acquire_nowait()
+        assert refused.held_by == "rival"
+        with pytest.raises(AcquireTimeout, match="'db' is still held by 'rival'"):
+            hasty.acquire(timeout=0.2)
+
+        held.release()
+        assert waiting.result(120).release()
+    assert hasty.acquire_nowait().release()
