@@ -137,7 +137,10 @@ class Semaphore:
         return taken
 
     def acquire_nowait(self) -> HeldLease | NotAcquired:
-        """Ask once: a `HeldLease` (true), or a `NotAcquired` (false) that names one of the holders."""
+        """Ask once: a `HeldLease` (true), or a `NotAcquired` (false) that names one of the holders.
+
+        With `fair=True` also while somebody waits, or has only just got a slot and is on the way in.
+        """
         return talk.run(self.conversation(None), self.leases)
 
     def holders(self) -> list[Lease]:
