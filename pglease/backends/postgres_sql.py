@@ -12,6 +12,7 @@ revives a lapsed hold. The judgement may not stand on the UPDATE's own table, or
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from pglease.schema import TableNames
@@ -607,9 +608,13 @@ class Statements:
             notify: whether waiters are told.
             history: how many holds that have ended are kept for each name.
         """
-        templates = {field.name: globals()[f"_{field.name.upper()}"] for field in fields(cls)}
-        knobs: Any = {"lineage": lineage, "marking": marking, "notify": notify, "history": history}
-        return cls(**{verb: _rendered(template, names, protocol, **knobs) for verb, template in templates.items()})
+        return _all(names, protocol, lineage=lineage, marking=marking, notify=notify, history=history)
+
+
+@lru_cache(maxsize=32)  # each client of a process wants the same
+def _all(names: TableNames, protocol: int, **knobs: Any) -> Statements:
+    templates = {field.name: globals()[f"_{field.name.upper()}"] for field in fields(Statements)}
+    return Statements(**{verb: _rendered(template, names, protocol, **knobs) for verb, template in templates.items()})
 
 
 def lineage_of(names: TableNames) -> str:
