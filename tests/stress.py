@@ -121,7 +121,8 @@ def models(_: argparse.Namespace) -> tuple[bool, str]:
 def long_tests(chosen: argparse.Namespace) -> tuple[bool, str]:
     """Run tests that are marked `long`."""
     where = ["tests"] if chosen.whole else list(LONG_WITHIN_BOUNDS)
-    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "-m", "long", "--timeout", "900"]
+    options = ["-n", "2", "--dist", "loadgroup", "-m", "long", "--timeout", "900", "--durations", "8"]
+    command = [sys.executable, "-m", "pytest", *options]
     done = subprocess.run([*command, "--ignore", "tests/test_models.py", *where], cwd=ROOT, check=False)
     return done.returncode == 0, ""
 

@@ -1,6 +1,6 @@
 """The hybrid backend keeps the contract, with the trait `prompt_failover`, and leaves no advisory lock behind.
 
-The suite stops, freezes and ages the store, so it has a server of its own, and all of it runs on one worker.
+The suite stops, freezes and ages the store, so it has a server of its own, on each worker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.hybrid import advisory_locks, pid_of
 from tests.support.worlds import wait_until
 from tests.test_postgres_contract import PostgresHarness
 
-pytestmark = [pytest.mark.matrix, pytest.mark.xdist_group("hybrid contract")]
+pytestmark = pytest.mark.matrix
 
 
 class HybridHarness(PostgresHarness):
