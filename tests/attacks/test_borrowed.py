@@ -230,8 +230,8 @@ def test_many_leases_cost_a_django_application_few_connections(dsn: str, child: 
         + """
     import time
     for place in range(5):
-        assert pglease.try_acquire(f"job-{place}", ttl=1)
-    time.sleep(2)
+        assert pglease.try_acquire(f"job-{place}", ttl=3)
+    time.sleep(4)
     print(len(pglease.holding()))
     with django_conn.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")

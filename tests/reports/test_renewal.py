@@ -109,11 +109,11 @@ def test_the_timeout_of_a_wait_ends_with_the_wait(dsn):
     with (
         PGLease(dsn, connect_timeout=2) as leases,
         leases.acquire("first", ttl=60),  # connecting takes its time on a crowded machine
-        leases.acquire("job", ttl=1, wait=0.5) as lease,
+        leases.acquire("job", ttl=3, wait=0.5) as lease,
     ):
-        always(lambda: lease.held, 2.5, every=0.05)
-        leases.wait_for_lease("other", ttl=1, timeout=0.5)
-        always(lambda: lease.held and leases.held("other"), 1.5, every=0.05)
+        always(lambda: lease.held, 3.5, every=0.05)
+        leases.wait_for_lease("other", ttl=3, timeout=0.5)
+        always(lambda: lease.held and leases.held("other"), 3.5, every=0.05)
 
 
 # -- through trouble
@@ -220,7 +220,7 @@ def test_a_frozen_server_is_a_loss_in_time(fresh_postgres):
 def test_a_defect_in_one_renewal_is_logged_and_the_next_one_works(dsn, caplog):
     """A TypeError nobody foresaw: with its traceback, and without an end of the renewals."""
     backend = Failing(dsn, TypeError("a defect"), None)
-    with on(backend) as leases, leases.acquire("job", ttl=1) as lease:
+    with on(backend) as leases, leases.acquire("job", ttl=3) as lease:
         wait_until(lambda: backend.asked >= 3)
         always(lambda: lease.held, 1)
         assert leases.heartbeat_manager.is_alive()
@@ -299,23 +299,23 @@ def test_an_application_that_uses_up_its_own_pool_loses_nothing(dsn):
     with (
         psycopg_pool.ConnectionPool(dsn, min_size=1, max_size=1, open=True) as pool,
         PGLease(dsn) as leases,
-        leases.acquire("job", ttl=1) as lease,
+        leases.acquire("job", ttl=3) as lease,
         pool.connection() as busy,
     ):
-        query = threading.Thread(target=busy.execute, args=("SELECT pg_sleep(3)",))
+        query = threading.Thread(target=busy.execute, args=("SELECT pg_sleep(4)",))
         query.start()
-        always(lambda: lease.held, 3, every=0.02)
-        query.join(5)
+        always(lambda: lease.held, 4, every=0.02)
+        query.join(60)
         assert lease.loss is None
 
 
 def test_a_client_whose_own_pool_is_used_up_still_renews(dsn):
     """One place for conversations, taken by a release that goes on; the renewals' place is another."""
     with two_clients(dsn, pool_size=1) as (leases, _):
-        assert leases.try_acquire("job", ttl=1)
+        assert leases.try_acquire("job", ttl=3)
         lease = leases.held("job")
         with leases.backend.connections.lend(budget(60)):
-            always(lambda: lease.held, 2.5, every=0.02)
+            always(lambda: lease.held, 4, every=0.02)
             with pytest.raises(BackendUnavailable, match="all 1 of the pool are in use"):
                 leases.backend.get("job", budget(0.2))
         assert lease.loss is None

@@ -74,11 +74,12 @@ def test_a_long_task_is_renewed_without_being_asked_to(dsn):
     """Renewal is on by default: a task that outlives its ttl is alone all the while."""
     with two_clients(dsn) as (one, other):
 
-        @one.singleton_task("job", ttl=1)
+        @one.singleton_task("job", ttl=3)
         def long() -> list[bool]:
             watch, tries = Stopwatch(), []
-            while watch.seconds < 2.2:
+            while watch.seconds < 4:
                 tries.append(other.try_acquire("job"))
+                time.sleep(0.01)
             return tries
 
         tries = long()

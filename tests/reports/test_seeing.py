@@ -17,7 +17,7 @@ def test_a_good_day_is_silent_at_warning(dsn, caplog):
     """Taking, losing a race, waiting, renewing, looking, cleaning, releasing, exiting: nothing."""
     caplog.set_level(logging.WARNING)
     with two_clients(dsn) as (one, other):
-        with one.acquire("job", ttl=1) as lease:
+        with one.acquire("job", ttl=3) as lease:
             assert not other.try_acquire("job")
             with other.acquire("job") as refused:
                 assert not refused
@@ -83,7 +83,7 @@ def test_a_theft_is_one_error_and_a_closed_client_none(dsn, caplog):
 def test_nothing_of_ours_is_an_error_in_the_servers_log(dsn, server_log):
     """Neither the first use, which makes the tables, nor anything after it."""
     with two_clients(dsn) as (one, other):
-        with one.acquire("job", ttl=1) as lease, other.acquire("job") as refused:
+        with one.acquire("job", ttl=3) as lease, other.acquire("job") as refused:
             assert not refused
             always(lambda: lease.held, 0.5, every=0.05)
         other.cleanup_expired()
