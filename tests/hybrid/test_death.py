@@ -194,6 +194,7 @@ def test_the_client_can_take_the_name_again_as_a_new_hold(dsn: str) -> None:
     with clients(dsn, "holder") as (client,):
         client.try_acquire("job", ttl=60)
         end_session_of(dsn, "job")
+        wait_until(lambda: client.held("job") is None)  # until it hears of it, this thread would wait for itself
 
         again, took = taken_by(client)
 
