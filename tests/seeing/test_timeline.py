@@ -16,6 +16,7 @@ from pglease.records import Ending
 from pglease.testing.histories import Fault, History, Look, Op, Told
 from pglease.timeline import _COLOURS, WIDTH, WORDS, svg
 from tests.jepsen.picture import picture
+from tests.support.colours import contrast
 
 BEGAN = datetime(2026, 11, 30, 4, 0, tzinfo=UTC)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -70,20 +71,6 @@ def test_a_screen_reader_hears_what_the_picture_shows():
     assert named["title"] == "Nights"
     assert "job: 6 holds (1 released, 1 ran out, 1 its session died" in named["desc"]
     assert "the last by worker-1, token 6" in named["desc"]
-
-
-def luminance(colour: str) -> float:
-    def part(value: int) -> float:
-        share = value / 255
-        return share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4
-
-    red, green, blue = (part(int(colour[at : at + 2], 16)) for at in (1, 3, 5))
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(one: str, other: str) -> float:
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
 
 
 def mixed(colour: str, paper: str, share: float = 0.22) -> str:

@@ -8,22 +8,9 @@ from pathlib import Path
 import pytest
 
 import pglease.web
+from tests.support.colours import contrast
 
 CSS = (Path(pglease.web.__file__).parent / "static" / "web.css").read_text()
-
-
-def luminance(colour: str) -> float:
-    def part(value: int) -> float:
-        share = value / 255
-        return share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4
-
-    red, green, blue = (part(int(colour[at : at + 2], 16)) for at in (1, 3, 5))
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(one: str, other: str) -> float:
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
 
 
 def palettes() -> list[dict[str, str]]:
