@@ -1,5 +1,6 @@
 """What people install: the wheel, from the outside."""
 
+import ast
 import email
 import os
 import subprocess
@@ -9,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+import pglease
 
 # One wheel and one environment for all of these.
 pytestmark = [pytest.mark.xdist_group("packaging"), pytest.mark.timeout(300)]
@@ -22,7 +25,7 @@ DRIVERS = [
 ]
 """What `import pglease` must leave alone: each is imported by those who use it."""
 IMPORT_BUDGET = 0.050
-"""Seconds that `import pglease` may add to the start of an interpreter, where asyncio takes YARDSTICK."""
+"""Seconds that `from pglease import PGLease` may add to the start of an interpreter, where asyncio takes YARDSTICK."""
 YARDSTICK = 0.030
 ATTEMPTS = 7
 
@@ -125,7 +128,8 @@ def test_the_sql_files_can_be_read_where_they_are_installed(elsewhere):
 
 
 def test_importing_pglease_imports_no_driver_and_no_framework(elsewhere):
-    code = f"import sys, pglease; print(*[name for name in {DRIVERS} if name in sys.modules])"
+    use = "import sys, pglease; pglease.PGLease, pglease.acquire"
+    code = f"{use}; print(*[name for name in {DRIVERS} if name in sys.modules])"
 
     assert run(elsewhere, "-I", "-c", code).stdout.split() == []
 
@@ -139,18 +143,51 @@ def test_importing_the_testing_package_imports_nothing(elsewhere):
     assert run(elsewhere, "-I", "-c", code).stdout.split() == []
 
 
-def test_importing_pglease_is_quick(elsewhere):
+def test_importing_pglease_alone_imports_nothing_else_of_it(elsewhere):
+    code = "import sys, pglease; print(*[name for name in sys.modules if name.startswith('pglease.')])"
+
+    assert run(elsewhere, "-I", "-c", code).stdout.split() == []
+
+
+def test_what_a_type_checker_reads_is_what_is_loaded_and_what_is_public():
+    """The package names everything three times: for type checkers, for loading on first use, and as public."""
+    tree = ast.parse((ROOT / "pglease" / "__init__.py").read_text())
+    typed = {
+        (node.module, alias.name)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+    assert typed == {(module, name) for module, names in pglease._HOMES.items() for name in names}
+    assert sorted(name for _, name in typed) == sorted(pglease.__all__)
+
+
+def test_every_public_name_is_there_when_it_is_asked_for():
+    assert all(getattr(pglease, name) is getattr(pglease, name) for name in pglease.__all__)
+    assert set(pglease.__all__) <= set(dir(pglease))
+
+
+def test_a_module_with_public_names_is_there_when_it_is_asked_for(elsewhere):
+    code = "import pglease; print(pglease.errors.FencedError is pglease.FencedError, hasattr(pglease, 'elephants'))"
+
+    assert run(elsewhere, "-I", "-c", code).stdout.split() == ["True", "False"]
+
+
+def test_importing_the_client_is_quick(elsewhere):
     """The best of several, beside a yardstick: what is measured is our import, not how slow or busy the machine is."""
-    code = "import time; start = time.process_time(); import {}; print(time.process_time() - start)"
+    code = "import time; start = time.process_time(); {}; print(time.process_time() - start)"
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
 
-    def took(module: str) -> float:
-        return float(run(elsewhere, "-I", "-c", code.format(module), env=environment).stdout)
+    def took(statement: str) -> float:
+        return float(run(elsewhere, "-I", "-c", code.format(statement), env=environment).stdout)
 
     ours, yardstick = [], []
     for _ in range(ATTEMPTS):
-        ours.append(took("pglease"))
-        yardstick.append(took("asyncio"))
+        ours.append(took("from pglease import PGLease"))
+        yardstick.append(took("import asyncio"))
         if min(ours) < IMPORT_BUDGET * max(1.0, min(yardstick) / YARDSTICK):
             return
     raise AssertionError((ours, yardstick))
