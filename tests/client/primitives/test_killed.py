@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pglease import AcquisitionError, HeldLease, PGLease
+from pglease import AcquisitionError, HeldLease, PGLease, clock
 from tests.support.worlds import always, child, wait_until
 
 TTL = 2.0
@@ -48,3 +48,26 @@ def test_every_primitive_is_renewed_and_lapses_with_its_process(dsn):
 
         for what, held in taken.items():
             wait_until(lambda held=held: not held(), within=20), what
+
+
+WRITER = """
+leases = PGLease(dsn, "writer")
+say("asks")
+leases.read_write_lock("book", ttl="2m").acquire_write()
+"""
+
+
+def test_a_killed_writer_that_waited_keeps_readers_out_for_its_short_intent_however_long_its_ttl(dsn):
+    with PGLease(dsn, "reader") as readers, child(WRITER, dsn) as process:
+        book = readers.read_write_lock("book", ttl=60)
+        reading = book.acquire_read()
+        assert process.hear() == "asks"
+        wait_until(lambda: refused(book.acquire_read), within=20)
+
+        process.process.kill()
+        killed_at = clock.now()
+
+        book.acquire_read(timeout=60).release()
+        assert clock.now() - killed_at < 60, "no reader waits for two minutes because of a dead writer"
+        assert reading.release()
+        assert not book.poisoned
