@@ -22,7 +22,7 @@ from pglease.contrib.prometheus import LeaseMetrics
 from pglease.testing.local_postgres import LocalPostgres
 
 MOST = 1.05
-BATCH = 10
+BATCH = 100
 
 
 class Everything:
@@ -95,7 +95,7 @@ def section(effort: Effort) -> Section:
     figures = []
     for flush in (False, True):
         with _sides(flush=flush) as sides:
-            taken = _measured(sides, max(3, effort.rounds * effort.runs // BATCH // 4))
+            taken = _measured(sides, max(3, effort.rounds * effort.runs // BATCH))
         bare = taken.pop("nobody")
         for side, seconds in taken.items():
             ratios = _ratios(seconds, bare, effort.runs)

@@ -27,7 +27,7 @@ log = logging.getLogger("pglease")
 MOST_PENDING = 10_000
 """Events kept for an observer that is slower than its leases; more are dropped, and that is said."""
 
-REST = 0.005
+REST = 0.02
 """Seconds that an observer's thread rests after it has told what there was: to wake it costs those who take leases more
 than to queue an event, so of many events in a row few wake it."""
 
@@ -159,11 +159,13 @@ class Notices:
         """
         if not self._has_guests and not log.isEnabledFor(LEVELS[kind]):  # so it is most of the time: at little cost
             return
-        takers = [desk for desk in self._desks if desk.wants(kind)]
-        trouble = error if isinstance(error, Exception) else None
-        event = Event(kind, name, owner_id, fencing_token, reason, seconds, trouble, waiting, clock.now())
-        for desk in takers:
-            desk.put(event, copy_context() if context is None else context.copy())
+        at, event = clock.now(), None
+        for desk in self._desks:
+            if desk.wants(kind):
+                if event is None:
+                    trouble = error if isinstance(error, Exception) else None
+                    event = Event(kind, name, owner_id, fencing_token, reason, seconds, trouble, waiting, at)
+                desk.put(event, copy_context() if context is None else context.copy())
 
     def tell_of(
         self,

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pglease.contrib.metric_names import stem
 from pglease.errors import BackendError, MissingDependencyError
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pglease.records import Lease
 
 log = logging.getLogger("pglease")
+
+MetricT = TypeVar("MetricT", Counter, Gauge, Histogram)
 
 OUTCOMES: dict[EventKind, str] = {"acquired": "acquired", "busy": "held", "waited": "timeout", "failed": "error"}
 _ENDS = frozenset({"lost", "released", "unconfirmed", "transferred"})
@@ -95,8 +97,9 @@ class LeaseMetrics:
             "pglease_leader", "1 while this process holds the lease, or one of those by that name.", ["name"],
             registry=registry,
         )  # fmt: skip
+        self._known: dict[tuple[object, ...], Any] = {}
         for outcome in ("ok", "error", "late"):
-            self._renewals.labels(outcome)
+            self._series(self._renewals, outcome)
 
     @staticmethod
     def wants(kind: EventKind) -> bool:
@@ -107,26 +110,34 @@ class LeaseMetrics:
         """Count one event."""
         label, hold = self._label(event.name), (event.name, event.fencing_token)
         if event.kind in OUTCOMES:
-            self._acquisitions.labels(label, OUTCOMES[event.kind]).inc()
+            self._series(self._acquisitions, label, OUTCOMES[event.kind]).inc()
         if event.kind == "acquired":
-            self._acquiring.labels(label).observe(event.seconds or 0.0)
+            self._series(self._acquiring, label).observe(event.seconds or 0.0)
             self._hold(label, hold, begins=True)
         elif event.kind in _ENDS:
             self._end(label, hold, event)
         elif event.kind == "at_risk":
             self._late.add(hold)
         elif event.kind == "renewed":
-            self._renewals.labels("late" if hold in self._late else "ok").inc()
+            self._series(self._renewals, "late" if hold in self._late else "ok").inc()
             self._late.discard(hold)
         elif event.kind == "unknown":
-            self._renewals.labels("error").inc()
+            self._series(self._renewals, "error").inc()
+
+    def _series(self, metric: MetricT, *labels: str) -> MetricT:
+        """Return what counts for these labels; `labels()` looks at them anew each time, at five times the cost."""
+        key = (metric, *labels)
+        known: MetricT | None = self._known.get(key)
+        if known is None:
+            known = self._known[key] = metric.labels(*labels)
+        return known
 
     def _end(self, label: str, hold: tuple[str, int | None], event: Event) -> None:
         if self._hold(label, hold, begins=False):
-            self._holding.labels(label).observe(event.seconds or 0.0)
+            self._series(self._holding, label).observe(event.seconds or 0.0)
         self._late.discard(hold)
         if event.kind == "lost" and event.reason != "closed":
-            self._losses.labels(label, event.reason).inc()
+            self._series(self._losses, label, str(event.reason)).inc()
 
     def _hold(self, label: str, hold: tuple[str, int | None], *, begins: bool) -> bool:
         """Note that a hold begins or ends; False when it has ended before."""
@@ -134,7 +145,7 @@ class LeaseMetrics:
             held = self._held.setdefault(label, set())
             known = hold in held
             held.add(hold) if begins else held.discard(hold)
-            self._leader.labels(label).set(bool(held))
+            self._series(self._leader, label).set(bool(held))
             if not held:
                 del self._held[label]
             return known
