@@ -96,8 +96,8 @@ _HURRY = """AND CASE WHEN own::pg_catalog.interval {eq} '0' OR own::pg_catalog.i
 _CALM = "AND pg_catalog.set_config('lock_timeout', own, true) IS NOT NULL"
 
 # Looks closer: at another server or database, behind a snapshot from before the guard, and where the caller has bounds
-# of his own, which are only ever lowered. Of a transaction with a snapshot, an earlier statement is known by the locks
-# it left.
+# of his own, which are only ever lowered; those that an earlier guard of the same transaction has set are known for
+# ours. Of a transaction with a snapshot, an earlier statement is known by the locks it left.
 _CLOSER = """
 SELECT 'a'::pg_catalog.tsquery, 'a'::pg_catalog.tsquery WHERE pg_catalog.concat(
        pg_catalog.ln(CASE WHEN {here} THEN 1.0 ELSE 0.0 END),
@@ -179,7 +179,7 @@ def guard(place: Place, idle: float, *, again: bool = False, patient: bool = Fal
         again: whether it is to pass unasked where the mark of this hold's guard is still in place.
         patient: whether it is to wait for whoever has the row locked, for `PATIENCE` at most.
     """
-    bounds = {"idle_in_transaction_session_timeout": f"{_milliseconds(idle)}ms"}
+    bounds = {"idle_in_transaction_session_timeout": shown(_milliseconds(idle))}
     if place.has_transaction_timeout:
         bounds["transaction_timeout"] = LONGEST
     marked = _MARKED.format(**_OPERATORS)
@@ -193,7 +193,10 @@ def guard(place: Place, idle: float, *, again: bool = False, patient: bool = Fal
         leases=place.leases,
         path=place.path,
         started=place.started,
-        unbounded=" ".join(f"AND pg_catalog.current_setting('{name}') {_OPERATORS['eq']} '0'" for name in bounds),
+        unbounded=" ".join(
+            f"AND pg_catalog.current_setting('{name}') {_OPERATORS['eq']} ANY ('{{0,{most}}}'::pg_catalog.text[])"
+            for name, most in bounds.items()
+        ),
         bound=" AND ".join(
             f"pg_catalog.set_config('{name}', '{most}', true) IS NOT NULL" for name, most in bounds.items()
         ),
@@ -211,6 +214,12 @@ def guard(place: Place, idle: float, *, again: bool = False, patient: bool = Fal
 
 def _milliseconds(idle: float) -> int:
     return round(min(1000 * max(idle, SHORTEST_IDLE), 2**31 - 1))  # the most that PostgreSQL takes
+
+
+def shown(milliseconds: int) -> str:
+    """Write a time as the server shows it: in the largest unit of which it is a multiple."""
+    units = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1))
+    return next(f"{milliseconds // length}{unit}" for unit, length in units if milliseconds % length == 0)
 
 
 def _here(place: Place) -> str:

@@ -534,6 +534,15 @@ def test_a_bound_of_the_callers_own_is_lowered_and_never_raised(
     assert shown(connection, "idle_in_transaction_session_timeout") == own
 
 
+@pytest.mark.parametrize("milliseconds", [1000, 1500, 60_000, 90_000, 3_600_000, 86_400_000, 2**31 - 1])
+def test_a_bound_is_written_as_the_server_shows_it_so_that_the_next_guard_knows_it_for_ours(
+    connection: psycopg.Connection, milliseconds: int
+) -> None:
+    connection.execute(f"SET idle_in_transaction_session_timeout = {milliseconds}")  # type: ignore[arg-type]
+
+    assert shown(connection, "idle_in_transaction_session_timeout") == postgres_guard.shown(milliseconds)
+
+
 def test_an_idle_guarded_transaction_is_ended_by_the_server_and_then_the_name_is_free(
     leases: PGLease, rival: PGLease, dsn: str
 ) -> None:
