@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pglease.aio import AsyncHeldLease, AsyncLeaseContext, AsyncPGLease
     from pglease.backends import Backend, open_backend
+    from pglease.backends.base import Fence, Guard
     from pglease.backends.hybrid import HybridPostgresBackend
     from pglease.backends.memory import MemoryBackend
     from pglease.backends.postgres import PostgresBackend
@@ -67,6 +68,14 @@ if TYPE_CHECKING:
     )
     from pglease.events import Event, LeaseChange, Observer, Waiting
     from pglease.handles import HeldLease, NotAcquired
+    from pglease.primitives.aio import (
+        AsyncLeaderElection,
+        AsyncLeaseGroup,
+        AsyncLock,
+        AsyncReadWriteLock,
+        AsyncSemaphore,
+        AsyncTaskLock,
+    )
     from pglease.primitives.configs import (
         LeaderElectionConfig,
         LockConfig,
@@ -74,7 +83,7 @@ if TYPE_CHECKING:
         SemaphoreConfig,
         TaskLockConfig,
     )
-    from pglease.primitives.election import LeaderElection
+    from pglease.primitives.election import Health, LeaderElection
     from pglease.primitives.lock import Lock
     from pglease.primitives.many import LeaseGroup
     from pglease.primitives.read_write import ReadWriteLock
@@ -83,6 +92,7 @@ if TYPE_CHECKING:
     from pglease.records import Handover, Lease, Loss, LossReason, Tenure
     from pglease.signals import cancel_on_signals, install_signal_handlers
     from pglease.slots import Cron
+    from pglease.watching import AsyncWatch, Watch
 
 __version__ = "0.1.0"
 
@@ -91,8 +101,15 @@ __all__ = [
     "AcquireTimeout",
     "AcquisitionError",
     "AsyncHeldLease",
+    "AsyncLeaderElection",
     "AsyncLeaseContext",
+    "AsyncLeaseGroup",
+    "AsyncLock",
     "AsyncPGLease",
+    "AsyncReadWriteLock",
+    "AsyncSemaphore",
+    "AsyncTaskLock",
+    "AsyncWatch",
     "Backend",
     "BackendClosed",
     "BackendError",
@@ -101,8 +118,11 @@ __all__ = [
     "ConfigurationError",
     "Cron",
     "Event",
+    "Fence",
     "FencedError",
+    "Guard",
     "Handover",
+    "Health",
     "HeartbeatError",
     "HeldLease",
     "HybridPostgresBackend",
@@ -137,6 +157,7 @@ __all__ = [
     "TaskLockConfig",
     "Tenure",
     "Waiting",
+    "Watch",
     "acquire",
     "acquire_many",
     "adopt",
@@ -170,6 +191,7 @@ __all__ = [
 _HOMES = {
     "pglease.aio": ("AsyncHeldLease", "AsyncLeaseContext", "AsyncPGLease"),
     "pglease.backends": ("Backend", "open_backend"),
+    "pglease.backends.base": ("Fence", "Guard"),
     "pglease.backends.hybrid": ("HybridPostgresBackend",),
     "pglease.backends.memory": ("MemoryBackend",),
     "pglease.backends.postgres": ("PostgresBackend",),
@@ -221,6 +243,14 @@ _HOMES = {
     ),
     "pglease.events": ("Event", "LeaseChange", "Observer", "Waiting"),
     "pglease.handles": ("HeldLease", "NotAcquired"),
+    "pglease.primitives.aio": (
+        "AsyncLeaderElection",
+        "AsyncLeaseGroup",
+        "AsyncLock",
+        "AsyncReadWriteLock",
+        "AsyncSemaphore",
+        "AsyncTaskLock",
+    ),
     "pglease.primitives.configs": (
         "LeaderElectionConfig",
         "LockConfig",
@@ -228,7 +258,7 @@ _HOMES = {
         "SemaphoreConfig",
         "TaskLockConfig",
     ),
-    "pglease.primitives.election": ("LeaderElection",),
+    "pglease.primitives.election": ("Health", "LeaderElection"),
     "pglease.primitives.lock": ("Lock",),
     "pglease.primitives.many": ("LeaseGroup",),
     "pglease.primitives.read_write": ("ReadWriteLock",),
@@ -237,6 +267,7 @@ _HOMES = {
     "pglease.records": ("Handover", "Lease", "Loss", "LossReason", "Tenure"),
     "pglease.signals": ("cancel_on_signals", "install_signal_handlers"),
     "pglease.slots": ("Cron",),
+    "pglease.watching": ("AsyncWatch", "Watch"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

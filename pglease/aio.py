@@ -97,12 +97,17 @@ class AsyncPGLease(mistakes.OnlyAsyncWith):
     Args:
         backend: an address or a `Backend` object, as for `PGLease`; or a `PGLease`, whose other face this then is: both
             have the same holds, and closing this one leaves that one open.
-        owner_id, heartbeat_interval, on_lease_lost, margin, observers, on_at_risk: as for `PGLease`, and not together
-            with one.
-        table_name, schema, auto_initialize, connect_timeout, pool_size: as for `PGLease`, and not together with one.
+        owner_id, heartbeat_interval, on_lease_lost, margin, observers, on_at_risk: as for `PGLease`, with its defaults,
+            and not together with one.
+        table_name, schema, auto_initialize, connect_timeout, pool_size: as for `PGLease`, with its defaults, and not
+            together with one.
+
+    Attributes:
+        client: the `PGLease` behind it: the synchronous face of the same holds, for threads.
 
     Raises:
-        ConfigurationError: every broken rule at once, without showing the address.
+        ConfigurationError: every broken rule at once, without showing the address. Nothing was opened.
+        MissingDependencyError: the store's driver is not installed.
     """
 
     def __init__(
@@ -143,10 +148,13 @@ class AsyncPGLease(mistakes.OnlyAsyncWith):
 
     @classmethod
     def from_env(cls, **arguments: Any) -> Self:
-        """Build a client from `PGLEASE_URL`, else `DATABASE_URL`. Arguments as for the class.
+        """Build a client for the address in `PGLEASE_URL`, else in `DATABASE_URL`.
+
+        Args:
+            arguments: as for the class, but for `backend`.
 
         Raises:
-            ConfigurationError: neither is set.
+            ConfigurationError: neither is set, or as for the class.
         """
         this = cls(PGLease.from_env(**arguments))
         this._made = True
@@ -204,16 +212,19 @@ class AsyncPGLease(mistakes.OnlyAsyncWith):
 
         Args:
             name, ttl, raise_on_failure, wait, min_hold, max_hold, metadata, heartbeat, fair, warn_after: as for
-                `PGLease.acquire`.
-            on_lost: "raise", "log" and "exit" as there. "cancel": the task that entered the block is also cancelled as
-                soon as the lease is lost, and again every 5 seconds that its body goes on; `LeaseLostError` comes out
-                of the block in the place of that cancellation. A cancellation from elsewhere always comes out as it is.
+                `PGLease.acquire`, with its defaults.
+            on_lost: "raise" (default), "log" and "exit" as there. "cancel": the task that entered the block is also
+                cancelled as soon as the lease is lost, and again every 5 seconds that its body goes on;
+                `LeaseLostError` comes out of the block in the place of that cancellation. A cancellation from elsewhere
+                always comes out as it is.
 
         Raises:
             ConfigurationError: at once, for every broken rule.
-            ReentrantError: on entering, by a waiting call of the task that has the lease through this client.
+            ReentrantError: on entering, by a waiting call of the task that has the lease through this client. That hold
+                goes on.
             AcquisitionError: on entering, with `raise_on_failure`; nothing is held.
             BackendError: on entering; nothing is held, or lapses by itself.
+            LeaseLostError: on leaving; somebody else may already be working.
         """
         hold = options.hold_options(
             name,
@@ -228,7 +239,7 @@ class AsyncPGLease(mistakes.OnlyAsyncWith):
             warn_after=warn_after,
             in_a_task=True,
         )
-        self.client.check_traits(hold)
+        self.client._check_traits(hold)
         return AsyncLeaseContext(self.client, hold, raise_on_failure=raise_on_failure)
 
     def adopt(
@@ -286,12 +297,13 @@ class AsyncPGLease(mistakes.OnlyAsyncWith):
     ) -> AsyncHeldLease:
         """Wait until the lease is ours; the client owns it, as after `try_acquire`. See `PGLease.wait_for_lease`.
 
-        A waiting task occupies no thread. To give up, cancel it.
+        A waiting task occupies no thread. To give up, cancel it: nothing is held then.
 
         Raises:
+            ConfigurationError: for every broken rule.
             AcquireTimeout: the time ran out; says who has it and until when. Nothing is held.
-            ReentrantError: this task has the lease through this client and would wait for itself.
-            BackendUnavailable: the store never answered.
+            ReentrantError: this task has the lease through this client and would wait for itself. That hold goes on.
+            BackendError: nothing is held, or lapses by itself.
         """
         wanted, poll = options.waiting_options(
             name,
@@ -304,7 +316,7 @@ class AsyncPGLease(mistakes.OnlyAsyncWith):
             fair=fair,
             warn_after=warn_after,
         )
-        self.client.check_traits(wanted)
+        self.client._check_traits(wanted)
         taking = self.client.taking
         taken = await taking.atake(wanted, poll=poll)
         if isinstance(taken, NotAcquired):
@@ -599,7 +611,7 @@ class AsyncHeldLease:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What was attached to it."""
+        """What was attached to it. See `HeldLease.metadata`."""
         return self._lease.metadata
 
     @property
@@ -627,7 +639,7 @@ class AsyncHeldLease:
         return self._lease.loss
 
     def raise_if_lost(self) -> None:
-        """Raise `LeaseLostError` if the hold was lost."""
+        """Raise if the hold was lost; not awaited. See `HeldLease.raise_if_lost`."""
         self._lease.raise_if_lost()
 
     async def ensure(self, seconds: Duration) -> bool:
@@ -681,7 +693,7 @@ class AsyncHeldLease:
 
 @final
 class LostEvent:
-    """Whether a hold was lost, for tasks that wait for it."""
+    """Whether a hold was lost, for tasks that wait for it. Made by `AsyncHeldLease.lost`."""
 
     __slots__ = ("_lease",)
 
@@ -694,7 +706,7 @@ class LostEvent:
 
     async def wait(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as threading.Event has it
         """Wait until the hold is lost, for at most `timeout` seconds (None: for ever); tell whether it is."""
-        seconds = float("inf") if timeout is None else options.seconds(timeout, "timeout", zero=True)
+        seconds = options.wait(timeout, "timeout")
         if not self.is_set():
             await drive.asleep(seconds, self._lease._hold.lost)
         return self.is_set()

@@ -74,25 +74,33 @@ class PGLease(mistakes.OnlyWith):
     Args:
         backend: an address, as `postgresql://user:pass@host/db`, `redis://host` or `memory://` (see `open_backend`), or
             a `Backend` object.
-        owner_id: a label for people, 1 to 255 characters; default `host:pid:random`. Ownership is never judged by it:
-            two workers with the same label exclude each other.
-        heartbeat_interval: seconds between renewals at most. Default None: a third of each ttl. A lease is renewed at
-            least three times per ttl whatever this says.
+        owner_id: a label for people, 1 to 255 characters; default `host:pid:random`, which tells a person where to
+            look. Ownership is never judged by it: two workers with the same label exclude each other.
+        heartbeat_interval: seconds between renewals at most, more than 0. Default None: a third of each ttl, so that
+            two renewals may fail before a lease is lost. However long this is, a lease is renewed three times per ttl.
         on_lease_lost: called with the lease's name, once for each loss, on a thread of its own, in the context
             (`contextvars`) of whoever took it; may call back into the client. Not called for what `close` ends.
-        margin: seconds by which a holder stops believing before the store's expiry. Default: 5 % of ttl, at least 0.25
-            s, never more than a quarter of ttl.
+            Default None: the handle and the log tell of a loss.
+        margin: seconds by which a holder stops believing before the store's expiry, more than 0. Default None: 5 % of
+            ttl, which covers a server's clock that is slewed as fast as ntpd ever does it, and at least 0.25 s. Never
+            more than a quarter of ttl.
         connect_timeout: seconds one connection attempt may take, and one conversation with the store (`try_acquire`,
-            `get_lease`…), restarts and failovers included. Default 10.
-        table_name, schema, auto_initialize, pool_size: for addresses of PostgreSQL; see
-            `PostgresBackend`.
+            `get_lease`…), restarts and failovers included. Default 10, which most restarts are
+            shorter than. With an address only, as the next four.
+        table_name, schema, auto_initialize, pool_size: for addresses of stores that have these knobs, with their
+            defaults; see `PostgresBackend`.
         on_at_risk: called like `on_lease_lost` when a third of the ttl is left and no renewal has come: while the store
-            is in trouble, or work without renewal runs long. Once, until a renewal has come.
+            is in trouble, or work without renewal runs long. Once, until a renewal has come. Default None: nobody is.
         observers: objects whose `notify(event)` is called for what happens to leases, each on a thread of its own; see
-            `Observer`. The log, the logger `pglease`, is told in the same way.
+            `Observer`. Default: none but the log, the logger `pglease`, which is told in the same way.
+
+    Attributes:
+        backend: the store.
+        heartbeat_manager: what renews the leases; `get_zombie_threads()` names those whose renewal is stuck.
 
     Raises:
-        ConfigurationError: every broken rule at once, without showing the address.
+        ConfigurationError: every broken rule at once, without showing the address. Nothing was opened.
+        MissingDependencyError: the store's driver is not installed.
     """
 
     def __init__(
@@ -145,7 +153,7 @@ class PGLease(mistakes.OnlyWith):
             observers=observers,
         )
         self.heartbeat_manager = self.taking.manager
-        forks.forget_in_children(self)
+        forks.forget_in_children(self, PGLease._forget)
         _clients.add(self)
         # Dropped without close(): the finalizer must not refer to the client, or it would never be dropped.
         self._finalizer = weakref.finalize(
@@ -155,10 +163,13 @@ class PGLease(mistakes.OnlyWith):
 
     @classmethod
     def from_env(cls, **arguments: Any) -> Self:
-        """Build a client from `PGLEASE_URL`, else `DATABASE_URL`. Arguments as for the class.
+        """Build a client for the address in `PGLEASE_URL`, else in `DATABASE_URL`.
+
+        Args:
+            arguments: as for the class, but for `backend`.
 
         Raises:
-            ConfigurationError: neither is set.
+            ConfigurationError: neither is set, or as for the class.
         """
         url = os.environ.get("PGLEASE_URL") or os.environ.get("DATABASE_URL")
         if not url:
@@ -170,6 +181,13 @@ class PGLease(mistakes.OnlyWith):
         """Build a client on a SQLAlchemy engine's connections (psycopg or psycopg2). See `PostgresBackend.from_engine`.
 
         An engine whose pool the application can use up may cost a lease; an address, or an engine with `NullPool`, not.
+
+        Args:
+            engine: whose `close` and `dispose` stay the application's.
+            arguments: as for the class, but for `backend` and what is for addresses.
+
+        Raises:
+            ConfigurationError: as for the class; or an engine that is asynchronous, or of another database.
         """
         from pglease.backends.postgres import PostgresBackend
 
@@ -177,7 +195,15 @@ class PGLease(mistakes.OnlyWith):
 
     @classmethod
     def from_pool(cls, pool: Any, **arguments: Any) -> Self:
-        """Build a client on a `psycopg_pool.ConnectionPool`. See `PostgresBackend.from_connection_factory`."""
+        """Build a client on a `psycopg_pool.ConnectionPool`. See `PostgresBackend.from_connection_factory`.
+
+        Args:
+            pool: which stays the application's to close.
+            arguments: as for the class, but for `backend` and what is for addresses.
+
+        Raises:
+            ConfigurationError: as for the class.
+        """
         from pglease.backends.postgres import PostgresBackend
 
         return cls(PostgresBackend.from_pool(pool), **arguments)
@@ -260,28 +286,45 @@ class PGLease(mistakes.OnlyWith):
 
         Args:
             name: 1 to 255 characters without control characters.
-            ttl: seconds (or "5m", a timedelta) until the lease is free if this process dies. Default 60.
-            raise_on_failure: raise `AcquisitionError` instead of binding a `NotAcquired`.
-            wait: None asks once; seconds wait that long; `float("inf")` for ever.
-            min_hold: seconds from the grant during which nobody else gets it even if the block is short. Binds the
-                release, not a crash; above ttl it needs renewal.
-            max_hold: seconds from the grant after which it is lost (reason `max_hold`) though renewals work.
-            metadata: a JSON object of at most 8192 bytes that others can read.
-            heartbeat: False: not renewed; the block must end within ttl.
-            fair: serve waiters in the order of their arrival, on stores that can (`traits.fair`).
-            warn_after: seconds of waiting after which the log tells who has it, since when, until when, and the place
-                in the queue; then after twice as long, and so on. Observers get a `waiting` event. None: never.
-            on_lost: "raise": leaving the block after a loss raises `LeaseLostError`, unless the block raised already
-                (then a note is added to its error). "log": only the log says so. "exit": a loss ends the process, with
-                code 76, before the store can give the lease to anybody; no `finally` runs and nothing is flushed. It is
-                declared a tenth of ttl (at most 2 s) early, which is what `on_lease_lost` and the block have left.
-                Where somebody else may have it already, that is 0.2 s.
+            ttl: seconds (or "5m", a timedelta), at most 100 years, until the lease is free if this process dies; no
+                bound for the work, since it is renewed. Default 60: survives a restart or a failover of the store, and
+                a crash costs others a minute.
+            raise_on_failure: True raises `AcquisitionError` instead of binding a `NotAcquired`. Default False: not
+                getting a lease is an answer.
+            wait: seconds to wait at most, 0 or more; `float("inf")` for ever. Default None: asks once, since most
+                callers have something better to do than to stand in line.
+            min_hold: seconds from the grant, 0 or more, during which nobody else gets it even if the block is short.
+                Binds the release, not a crash; above ttl it needs renewal, and must not exceed `max_hold`. Default
+                None: free at the end of the block.
+            max_hold: seconds from the grant, more than 0, after which it is lost (reason `max_hold`) though renewals
+                work. Default None: for as long as it is renewed.
+            metadata: a JSON object of at most 8192 bytes and 16 levels that others can read. Default None: an empty
+                one.
+            heartbeat: whether it is renewed. Default True. False: the block must end within ttl.
+            fair: whether waiters are served in the order of their arrival, on stores that can (`traits.fair`). Default
+                False: a place in the queue has to be kept alive, and a waiter that dies delays those behind it by some
+                seconds.
+            warn_after: seconds of waiting, more than 0, after which the log tells who has it, since when, until when,
+                and the place in the queue; then after twice as long, and so on. Observers get a `waiting` event.
+                Default 60; None: never.
+            on_lost: "raise" (default, so that no loss goes unnoticed): leaving the block after a loss raises
+                `LeaseLostError`, unless the block raised already (then a note is added to its error). "log": only the
+                log says so. "exit": a loss ends the process, with code 76, before the store can give the lease to
+                anybody; no `finally` runs and nothing is flushed. It is declared a tenth of ttl (at most 2 s) early,
+                which is what `on_lease_lost` and the block have left. Where somebody else may have it already, that is
+                0.2 s.
 
         Raises:
-            ConfigurationError: at once, for every broken rule.
-            ReentrantError: on entering, by a waiting call of the thread that has the lease through this client.
-            AcquisitionError: on entering, with `raise_on_failure`; nothing is held.
+            ConfigurationError: at once, for every broken rule, also where the store lacks what is asked for.
+            ReentrantError: on entering, by a waiting call of the thread that has the lease through this client. That
+                hold goes on.
+            AcquisitionError: on entering, with `raise_on_failure`; nothing is held. After a wait it is an
+                `AcquireTimeout`.
             BackendError: on entering; nothing is held, or lapses by itself.
+            LeaseLostError: on leaving; somebody else may already be working.
+
+        Source:
+            `min_hold` is ShedLock's `lockAtLeastFor`.
         """
         wanted = options.hold_options(
             name,
@@ -295,7 +338,7 @@ class PGLease(mistakes.OnlyWith):
             on_lost=on_lost,
             warn_after=warn_after,
         )
-        self.check_traits(wanted)
+        self._check_traits(wanted)
         return LeaseContext(self, wanted, raise_on_failure=raise_on_failure)
 
     def adopt(
@@ -316,12 +359,14 @@ class PGLease(mistakes.OnlyWith):
 
         Args:
             handover: what `transfer` answered, or its text.
-            ttl: as for `acquire`. Default: that of the handover.
+            ttl: as for `acquire`. Default None: that of the handover.
             raise_on_failure, min_hold, max_hold, heartbeat, on_lost: as for `acquire`.
 
         Raises:
             ConfigurationError: at once, also for a text that is no handover.
+            AcquisitionError: on entering, with `raise_on_failure`; nothing is held.
             BackendError: on entering; nothing is held, or lapses by itself.
+            LeaseLostError: on leaving; somebody else may already be working.
         """
         wanted = options.adoption(
             handover, ttl, min_hold=min_hold, max_hold=max_hold, heartbeat=heartbeat, on_lost=on_lost
@@ -374,15 +419,17 @@ class PGLease(mistakes.OnlyWith):
 
         Args:
             name, ttl, min_hold, max_hold, metadata, fair, warn_after: as for `acquire`.
-            timeout: seconds for the whole wait; None waits for ever; 0 is refused (`try_acquire` asks once).
-            poll_interval: the longest pause between two looks, in seconds; twelve times as long while the store is
-                heard, which then says when to look.
-            cancel: an event that ends the wait when it is set.
+            timeout: seconds for the whole wait, more than 0 (`try_acquire` asks once). Default 60; None waits for ever.
+            poll_interval: the longest pause between two looks, in seconds, more than 0. Default 5; twelve times as long
+                while the store is heard, which then says when to look.
+            cancel: an event that ends the wait when it is set. Default None: only time does.
 
         Raises:
+            ConfigurationError: at once, for every broken rule.
             AcquireTimeout: the time ran out or `cancel` was set; says who has it and until when. Nothing is held.
-            ReentrantError: this thread has the lease through this client and would wait for itself.
-            BackendUnavailable: the store never answered.
+            ReentrantError: this thread has the lease through this client and would wait for itself. That hold goes on.
+            BackendUnavailable: the store never answered; nothing is held, or lapses by itself.
+            BackendMisconfigured, BackendClosed: nothing is held.
         """
         wanted, poll = options.waiting_options(
             name,
@@ -395,7 +442,7 @@ class PGLease(mistakes.OnlyWith):
             fair=fair,
             warn_after=warn_after,
         )
-        self.check_traits(wanted)
+        self._check_traits(wanted)
         taken = self.taking.take(wanted, poll=poll, cancel=cancel)
         if isinstance(taken, NotAcquired):
             raise not_acquired(taken, wanted, cancelled=cancel is not None and cancel.is_set())
@@ -419,24 +466,35 @@ class PGLease(mistakes.OnlyWith):
             name: the lease; a template over the call's arguments (`"report:{tenant}"`), or a callable that is given
                 them.
             ttl: as for `acquire`.
-            skip_if_locked: a call that does not get the lease returns None (or what `on_skip` says); False raises
-                `AcquisitionError`.
-            on_skip: what a skipped call returns; a callable is called with the `NotAcquired`.
-            wait: seconds a call waits before it is skipped; None asks once.
-            min_hold: one call per so many seconds: `singleton_task` alone means one *at a time*.
+            skip_if_locked: True (default): a call that does not get the lease returns None (or what `on_skip` says).
+                False: it raises `AcquisitionError`.
+            on_skip: what a skipped call returns; a callable is called with the `NotAcquired`. Default None. With
+                `SKIPPED` it can be told from a call that returned None.
+            wait: seconds a call waits before it is skipped, 0 or more. Default None: asks once.
+            min_hold: one call per so many seconds: `singleton_task` alone means one *at a time*. Default None.
             max_hold: as for `acquire`.
             once_per: one call per slot of time: a duration ("1h": the hours of the day, by UTC), a cron expression
                 ("0 3 * * *", in UTC; extra `cron`), or `Cron("0 3 * * *", "Europe/Berlin")`. The slot is the one in
                 which the call began, by the store's clock; a worker that died in the middle of it is taken over. On
-                stores that write the times themselves (`traits.slots`).
+                stores that write the times themselves (`traits.slots`). Default None: as often as it is free.
+
+        Returns:
+            a decorator. What it makes has `last_outcome()`: see `SingletonTask`.
 
         Raises:
-            ConfigurationError: at decoration; also for generator functions, whose body would run without the lease.
+            ConfigurationError: at decoration; also for generator functions, whose body would run without the lease. At
+                a call: the arguments make no name that a lease can have; nothing ran.
+            AcquisitionError: at a call, with `skip_if_locked=False`; the body did not run.
+            BackendError: at a call; the body did not run.
+            LeaseLostError: at the end of a call whose lease was lost; the body ran to its end, beside others perhaps.
+
+        Source:
+            ShedLock's `@SchedulerLock`, whose names may be made of the arguments, too.
         """
         checked = name if isinstance(name, str) and not ("{" in name or "}" in name) else "checked at each call"
         slots = None if once_per is None else slots_of(once_per)
         wanted = options.hold_options(checked, ttl, wait=wait, min_hold=min_hold, max_hold=max_hold, once_per=slots)
-        self.check_traits(wanted)
+        self._check_traits(wanted)
         return singleton_decorator(lambda: self, name, wanted, skip_if_locked=skip_if_locked, on_skip=on_skip)
 
     # -- the primitives: what code leaves open may be set by PGLEASE_* variables, see `pglease.settings`;
@@ -447,13 +505,31 @@ class PGLease(mistakes.OnlyWith):
         return Settings()
 
     def lock(self, name: str, ttl: Duration | None = None, **wanted: Unpack[LockOptions]) -> Lock:
-        """Return a `Lock`; it asks for nothing yet. Arguments as for the class."""
+        """Return a `Lock`; it asks for nothing yet.
+
+        Args:
+            name: the lease.
+            ttl, wanted: as for the class. What is not said here is taken from the environment (`PGLEASE_LOCK_TTL=30`,
+                for this name alone `PGLEASE_LOCK_CART_TTL`), else it is the class's default. With
+                `env_prefix="SHOP_CART_"` the variables for this name begin with that.
+
+        Raises:
+            ConfigurationError: every broken rule at once; also a variable that cannot be read.
+        """
         from pglease.primitives.lock import Lock
 
         return Lock(self, name, **self._settings.apply("lock", name, wanted, ttl=ttl))
 
     def task_lock(self, name: str, ttl: Duration | None = None, **wanted: Unpack[TaskLockOptions]) -> TaskLock:
-        """Return a `TaskLock`; it asks for nothing yet. Arguments as for the class."""
+        """Return a `TaskLock`; it asks for nothing yet. See `lock` for what the environment may say.
+
+        Args:
+            name: the lease.
+            ttl, wanted: as for the class, else from `PGLEASE_TASK_LOCK_…`; and `env_prefix`.
+
+        Raises:
+            ConfigurationError: every broken rule at once; also a variable that cannot be read.
+        """
         from pglease.primitives.task_lock import TaskLock
 
         return TaskLock(self, name, **self._settings.apply("task_lock", name, wanted, ttl=ttl))
@@ -461,7 +537,15 @@ class PGLease(mistakes.OnlyWith):
     def leader_election(
         self, name: str, ttl: Duration | None = None, **wanted: Unpack[ElectionOptions]
     ) -> LeaderElection:
-        """Return a `LeaderElection`; it does not campaign yet. Arguments as for the class."""
+        """Return a `LeaderElection`; it does not campaign yet. See `lock` for what the environment may say.
+
+        Args:
+            name: the election.
+            ttl, wanted: as for the class, else from `PGLEASE_LEADER_ELECTION_…`; and `env_prefix`.
+
+        Raises:
+            ConfigurationError: every broken rule at once; also a variable that cannot be read.
+        """
         from pglease.primitives.election import LeaderElection
 
         return LeaderElection(self, name, **self._settings.apply("leader_election", name, wanted, ttl=ttl))
@@ -469,7 +553,15 @@ class PGLease(mistakes.OnlyWith):
     def read_write_lock(
         self, name: str, ttl: Duration | None = None, **wanted: Unpack[ReadWriteOptions]
     ) -> ReadWriteLock:
-        """Return a `ReadWriteLock`; it asks for nothing yet. Arguments as for the class."""
+        """Return a `ReadWriteLock`; it asks for nothing yet. See `lock` for what the environment may say.
+
+        Args:
+            name: the lock.
+            ttl, wanted: as for the class, else from `PGLEASE_READ_WRITE_LOCK_…`; and `env_prefix`.
+
+        Raises:
+            ConfigurationError: every broken rule at once; also a variable that cannot be read.
+        """
         from pglease.primitives.read_write import ReadWriteLock
 
         return ReadWriteLock(self, name, **self._settings.apply("read_write_lock", name, wanted, ttl=ttl))
@@ -477,10 +569,15 @@ class PGLease(mistakes.OnlyWith):
     def semaphore(
         self, name: str, limit: int | None = None, ttl: Duration | None = None, **wanted: Unpack[SemaphoreOptions]
     ) -> Semaphore:
-        """Return a `Semaphore`; it asks for nothing yet. Arguments as for the class.
+        """Return a `Semaphore`; it asks for nothing yet. See `lock` for what the environment may say.
+
+        Args:
+            name: the semaphore.
+            limit, ttl, wanted: as for the class, else from `PGLEASE_SEMAPHORE_…`; and `env_prefix`. The limit has no
+                default.
 
         Raises:
-            ConfigurationError: as for the class; and neither code nor environment says a limit.
+            ConfigurationError: every broken rule at once; also where neither code nor environment says a limit.
         """
         from pglease.primitives.semaphore import Semaphore
 
@@ -501,13 +598,17 @@ class PGLease(mistakes.OnlyWith):
             wanted: `raise_on_failure`, `wait`, `max_hold`, `metadata`, `on_lost`, as for `acquire`; `wait` is for all.
 
         Raises:
-            ConfigurationError: for every broken rule.
+            ConfigurationError: at once, for every broken rule.
+            AcquisitionError: on entering, with `raise_on_failure`; nothing is held.
+            ReentrantError: on entering, by a waiting call of the thread that has one of them through this client.
+            BackendError: on entering; nothing is held, or lapses by itself.
+            LeaseLostError: on leaving, the first that was lost; all others are released.
         """
         from pglease.primitives.many import GroupContext
 
         return GroupContext(self, names, ttl, **wanted)
 
-    def check_traits(self, wanted: HoldOptions) -> None:
+    def _check_traits(self, wanted: HoldOptions) -> None:
         """Refuse what this store cannot do, by the name of the trait."""
         if wanted.fair:
             self._need_trait("fair", "fair=True")
@@ -525,6 +626,8 @@ class PGLease(mistakes.OnlyWith):
     def release(self, name: str) -> bool:
         """End this client's hold of `name`; True if this call ended it, False if there was none. Idempotent.
 
+        With `min_hold` the name stays taken until that is over.
+
         Raises:
             ReleaseError: the store could not confirm it; over in this process, lapses by its ttl, may be called again.
         """
@@ -536,10 +639,16 @@ class PGLease(mistakes.OnlyWith):
         return ended
 
     def renew(self, name: str, ttl: Duration | None = None) -> None:
-        """Extend this client's hold of `name`. See `HeldLease.renew`.
+        """Extend this client's hold of `name`.
+
+        Args:
+            name: the lease.
+            ttl: seconds from the store's now, now and at later renewals. Default None: as acquired.
 
         Raises:
-            NotOwnedError: this client does not hold it.
+            NotOwnedError: this client does not hold it; nothing changed in the store.
+            BackendUnavailable: unknown whether it was extended; see `HeldLease.renew`.
+            ConfigurationError: `ttl` is no duration; nothing was sent.
         """
         seconds = None if ttl is None else options.seconds(ttl, "ttl")
         hold = self.taking.hold_of(name)
@@ -566,16 +675,17 @@ class PGLease(mistakes.OnlyWith):
         outage, several holds between two looks) one change has the present record and how many holds were `missed`.
 
         Args:
-            name: the lease. Either this or `prefix`.
-            prefix: the beginning of names; `""` watches all.
-            poll_interval: the longest pause between two looks, in seconds, where the store announces nothing: for a
-                single name that it announces twelve times as long.
+            name: the lease. Default None: those of `prefix`.
+            prefix: the beginning of names; `""` watches all. Default None: only `name`.
+            poll_interval: the longest pause between two looks, in seconds, more than 0, where the store announces
+                nothing: for a single name that it announces twelve times as long. Default 5.
 
         Returns:
             a `Watch`: an iterator with `next(seconds)` and `close()`, also a context manager.
 
         Raises:
             ConfigurationError: neither or both of `name` and `prefix`, or a broken rule.
+            BackendClosed: the client was closed.
         """
         if name is not None and prefix is None:
             what = options.text(name, "name")
@@ -599,7 +709,11 @@ class PGLease(mistakes.OnlyWith):
         return self.heartbeat_manager.is_alive() and not self.heartbeat_manager.get_zombie_threads()
 
     def waiting(self) -> list[Waiting]:
-        """Return how each wait through this client stands, ordered by name: for what, whom, and how long."""
+        """Return how each wait through this client stands, ordered by name: for what, whom, and how long.
+
+        Raises:
+            BackendClosed: the client was closed.
+        """
         self.taking.refuse_if_closed()
         return self.taking.room.waits()
 
@@ -608,14 +722,26 @@ class PGLease(mistakes.OnlyWith):
     def get_lease(self, name: str) -> Lease | None:
         """Return the record of the present or the last hold of `name`; None when the store knows none.
 
-        A hold that is over stays readable (`is_expired()` is true) until it is cleaned up.
+        A hold that is over stays readable (`is_expired()` is true) until it is cleaned up. By the time it is read, the
+        record is the past: to act, take the lease.
+
+        Raises:
+            ConfigurationError: `name` is none.
+            BackendError: the store did not answer within `connect_timeout`, or may not be read.
         """
         return self.backend.get(options.text(name, "name"), self._budget())
 
     def list_leases(self, prefix: str = "", *, ended: bool = False) -> list[Lease]:
         """Return the records of all names that begin with `prefix`, ordered by name.
 
-        Holds that were given back are left out unless `ended`; those that lapsed are shown until they are cleaned up.
+        Args:
+            prefix: the beginning of names. Default: all.
+            ended: whether holds that were given back are shown as well. Default False. Those that lapsed are shown in
+                any case, until they are cleaned up.
+
+        Raises:
+            ConfigurationError: `prefix` cannot begin a name.
+            BackendError: as for `get_lease`.
         """
         return self.backend.list(options.prefix(prefix), self._budget(), ended=ended)
 
@@ -626,6 +752,7 @@ class PGLease(mistakes.OnlyWith):
 
         Raises:
             ConfigurationError: the store keeps no queues (trait `fair`).
+            BackendError: as for `get_lease`.
         """
         asked = options.text(name, "name")
         if not self.backend.traits.fair:
@@ -637,6 +764,7 @@ class PGLease(mistakes.OnlyWith):
 
         Raises:
             ConfigurationError: the store keeps no queues (trait `fair`).
+            BackendError: as for `get_lease`.
         """
         asked = options.prefix(prefix)
         if not self.backend.traits.fair:
@@ -650,12 +778,13 @@ class PGLease(mistakes.OnlyWith):
         address, in the clients that take leases; who only looks need not say it. Else there is only the last hold.
 
         Args:
-            name: a lease; None for all that begin with `prefix`.
-            prefix: the beginning of names; empty for all. Only without `name`.
-            limit: how many holds at most, counted from the last. Default 100.
+            name: a lease. Default None: all that begin with `prefix`.
+            prefix: the beginning of names. Default: all. Only without `name`.
+            limit: how many holds at most, counted from the last; 1 or more. Default 100.
 
         Raises:
             ConfigurationError: the store cannot remember (trait `history`), or the arguments are wrong.
+            BackendError: as for `get_lease`.
         """
         with options.all_problems() as problems:
             most = problems.check(options.count, limit, "limit")
@@ -669,7 +798,17 @@ class PGLease(mistakes.OnlyWith):
     def cleanup_expired(self, older_than: Duration = 0) -> int:
         """Delete the records of holds that ended more than `older_than` seconds ago; return how many.
 
-        Fencing tokens never go back because of it. On PostgreSQL it needs the DELETE right.
+        Fencing tokens never go back because of it. On PostgreSQL it needs the DELETE right. Nothing depends on it: an
+        old record costs its row and no more.
+
+        Args:
+            older_than: seconds, 0 or more. Default 0: all that are over.
+
+        Raises:
+            ConfigurationError: `older_than` is no duration.
+            BackendUnavailable: it took longer than six times `connect_timeout`, or the store went away; some may be
+                deleted, and it may be called again.
+            BackendMisconfigured: this role may not delete; nothing was.
         """
         age = options.seconds(older_than, "older_than", zero=True)
         return self.backend.cleanup(age, self._budget(6 * self._box))
@@ -682,10 +821,11 @@ class PGLease(mistakes.OnlyWith):
 
         Args:
             name: the lease.
-            fencing_token: of the hold that you have looked at.
+            fencing_token: of the hold that you have looked at, 1 or more: a successor's is never ended by mistake.
 
         Raises:
-            BackendUnavailable: it is unknown whether the hold was ended.
+            ConfigurationError: no name, or no token.
+            BackendUnavailable: it is unknown whether the hold was ended; it may be called again.
         """
         options.text(name, "name")
         options.count(fencing_token, "fencing_token")
@@ -739,7 +879,7 @@ class PGLease(mistakes.OnlyWith):
         """Release what no running block holds: work that goes on in a daemon thread keeps its lease until it lapses."""
         self._close(EXIT_BOX, blocks=False)
 
-    def forget(self) -> None:
+    def _forget(self) -> None:
         """In a forked child: start with nothing; the parent's holds are the parent's."""
         self.taking.forget()
         self.backend.forget()

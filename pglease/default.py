@@ -50,7 +50,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def configure(backend: str | Backend, **arguments: Any) -> PGLease:
-    """Make the default client; arguments as for `PGLease`. An earlier default client is closed."""
+    """Make the default client; an earlier one is closed, which ends its holds.
+
+    Args:
+        backend, arguments: as for `PGLease`.
+
+    Raises:
+        ConfigurationError: as for `PGLease`; the earlier default client stays.
+    """
     global _client  # the one default is the point
     fresh = PGLease(backend, **arguments)
     with _lock:

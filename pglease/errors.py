@@ -50,7 +50,7 @@ class AcquisitionError(PgleaseError):
 
 
 class AcquireTimeout(AcquisitionError, TimeoutError):
-    """The wait ran out before the lease was free. Afterwards: nothing is held."""
+    """The wait ran out, or was cancelled, before the lease was free. Afterwards: nothing is held."""
 
 
 class LeaseLostError(PgleaseError):
@@ -75,7 +75,9 @@ HeartbeatError = LeaseLostError
 
 
 class NotOwnedError(PgleaseError):
-    """`renew` of a hold that has ended.
+    """What takes a live hold was asked of one that has ended, or of none: to renew it, describe it, hand it over.
+
+    Also by `Lock.release`, `TaskLock.release`, `downgrade`, `assert_held`; `HeldLease.release` answers False instead.
 
     Attributes:
         name: the lease.
@@ -124,7 +126,7 @@ class ConfigurationError(PgleaseError, ValueError):
     Attributes:
         problems: one sentence for each broken rule.
 
-    Afterwards: nothing was sent anywhere.
+    Afterwards: nothing was taken, changed or ended.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -136,7 +138,9 @@ class BackendError(PgleaseError):
     """Something about the store.
 
     Attributes:
-        sqlstate: PostgreSQL's code for it, where there is one.
+        sqlstate: PostgreSQL's code for it; None where there is none.
+
+    Afterwards: whoever asked for a lease holds none; holds that there are go on for as long as they are trusted.
     """
 
     sqlstate: str | None = None
@@ -149,6 +153,8 @@ class BackendUnavailable(BackendError):
         outcome_unknown: True when the request may have been applied before the trouble. A grant that may exist is given
             back in the background and lapses by itself at its ttl.
         refused: the answer of an earlier look of the same wait (a `Refused`), or None.
+
+    Afterwards: as for `BackendError`; what was asked for may have happened if the outcome is unknown.
     """
 
     refused: Any = None
@@ -173,12 +179,15 @@ class ReleaseError(BackendError):
 
 
 class BackendMisconfigured(BackendError):
-    """A table or a right is missing, the version is wrong, a pooler is in the way: the text says what mends it."""
+    """A table or a right is missing, the version is wrong, a pooler is in the way: the text says what mends it.
+
+    Afterwards: nothing was granted or changed; asking again does not help before that is mended.
+    """
 
 
 class BackendClosed(BackendError):
-    """The client or its backend was closed."""
+    """The client or its backend was closed. Afterwards: nothing was sent; only a new client helps."""
 
 
 class MissingDependencyError(BackendError, ImportError):
-    """A package that this store needs is not installed; the text names the extra."""
+    """A package that this store needs is not installed; the text names the extra. Afterwards: nothing was opened."""

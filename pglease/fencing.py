@@ -113,7 +113,7 @@ class RedisMarks:
     Args:
         client: a redis-py client. It must not evict (`maxmemory-policy noeviction`) and must survive a restart (AOF): a
             mark that is lost lets the next token pass, whichever it is.
-        prefix: what the keys begin with.
+        prefix: what the keys begin with. Default `pglease:fence:`.
     """
 
     def __init__(self, client: Any, prefix: str = "pglease:fence:") -> None:

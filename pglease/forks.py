@@ -1,6 +1,6 @@
 """What a forked child must forget: it owns none of its parent's connections, threads, locks or leases.
 
-Whoever has such things registers here and gets its `forget` called in the child, before any other code runs there.
+Whoever has such things registers here how to forget them; that is called in the child, before other code runs there.
 Locks are replaced, not released: a thread that held one at the fork does not exist in the child.
 """
 
@@ -9,14 +9,10 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
-
-class Forgetful(Protocol):
-    """Something that belongs to the process that made it."""
-
-    def forget(self) -> None:
-        """Drop what belongs to the parent, without using or closing it."""
+T = TypeVar("T")
 
 
 class Restless(Protocol):
@@ -29,7 +25,7 @@ class Restless(Protocol):
         """Go on, in the parent."""
 
 
-_inheritance: weakref.WeakSet[Forgetful] = weakref.WeakSet()
+_inheritance: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 _restless: weakref.WeakSet[Restless] = weakref.WeakSet()
 
 
@@ -44,9 +40,14 @@ _here = _Here()
 _graveyard: list[object] = []
 
 
-def forget_in_children(thing: Forgetful) -> None:
-    """Call `thing.forget()` in every child that is forked from now on. Keeps no strong reference."""
-    _inheritance.add(thing)
+def forget_in_children(thing: T, forget: Callable[[T], None]) -> None:
+    """Call `forget(thing)` in every child that is forked from now on. Keeps no strong reference to `thing`.
+
+    Args:
+        thing: something that belongs to the process that made it.
+        forget: drops what is the parent's, without using or closing it; a function of the class, not a bound method.
+    """
+    _inheritance[thing] = forget
 
 
 def rest_at_forks(thing: Restless) -> None:
@@ -72,8 +73,8 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     _here.resting = []
-    for thing in list(_inheritance):
-        thing.forget()
+    for thing, forget in list(_inheritance.items()):
+        forget(thing)
 
 
 if hasattr(os, "register_at_fork"):

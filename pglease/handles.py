@@ -353,6 +353,9 @@ class HeldLease:
         name: the lease.
         owner_id: the label it was taken with.
         fencing_token: larger with every hold of this name; pass it to whatever is written.
+
+    Dropped while it is held, it is released with a `ResourceWarning`, unless the client owns it (`try_acquire`,
+    `wait_for_lease`). It belongs to its process: it cannot be pickled, but handed over (`transfer`).
     """
 
     __slots__ = ("__weakref__", "_hold", "fencing_token", "name", "owner_id")
@@ -375,7 +378,7 @@ class HeldLease:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What was attached to it."""
+        """What was attached to it, by this handle's knowledge: at the acquire, or since by `set_metadata`."""
         return self._hold.term.lease.metadata
 
     @property
@@ -385,7 +388,7 @@ class HeldLease:
 
     @property
     def held(self) -> bool:
-        """Whether this process may still act. Once false, it stays false."""
+        """Whether this process may still act; asks no store. Once false, it stays false."""
         return self._hold.held()
 
     def remaining(self) -> float:
@@ -404,7 +407,11 @@ class HeldLease:
         return self._hold.current_loss()
 
     def raise_if_lost(self) -> None:
-        """Raise `LeaseLostError` if the hold was lost."""
+        """Raise if the hold was lost; asks no store.
+
+        Raises:
+            LeaseLostError: it was. Not for a hold that its holder has released.
+        """
         if (loss := self._hold.current_loss()) is not None:
             raise self._hold.lost_error(loss)
 
@@ -412,6 +419,15 @@ class HeldLease:
         """Tell whether at least `seconds` are left, renewing if that helps.
 
         Trouble with the store is an answer here: False, and the hold goes on as long as it is trusted.
+
+        Args:
+            seconds: seconds (or "5m"), 0 or more. What is above ttl less margin, or beyond `max_hold`, is never left.
+
+        Raises:
+            ConfigurationError: `seconds` is no duration.
+
+        Source:
+            the DynamoDB lock client's `ensure`.
         """
         needed = options.seconds(seconds, "seconds", zero=True)
         if self._hold.remaining() >= needed:
@@ -422,6 +438,7 @@ class HeldLease:
         """Extend by hand: from the store's now, for `ttl` seconds (default: as acquired), now and at later renewals.
 
         Raises:
+            ConfigurationError: `ttl` is no duration; nothing was sent.
             NotOwnedError: the hold has ended; nothing changed in the store.
             BackendUnavailable: unknown whether it was extended; belief does not grow, the hold goes on until then.
                 A shorter `ttl` counts from now on all the same, since the store may have heard of it.
@@ -435,7 +452,10 @@ class HeldLease:
         its ttl is over: `within` and ttl together bound how long a hung worker keeps it.
 
         Args:
-            within: seconds between two signs at most; None asks for none any more.
+            within: seconds between two signs at most, more than 0; None asks for none any more.
+
+        Raises:
+            ConfigurationError: `within` is no duration; nothing changed.
         """
         seconds = float("inf") if within is None else options.seconds(within, "within")
         self._hold.progress_at, self._hold.progress_within = clock.now(), seconds
@@ -448,9 +468,10 @@ class HeldLease:
         """Replace what is attached to it, while it is held; others read it in the record. Changes nothing else.
 
         Args:
-            metadata: a JSON object of at most 8192 bytes.
+            metadata: a JSON object of at most 8192 bytes and 16 levels.
 
         Raises:
+            ConfigurationError: it is none; nothing was sent.
             NotOwnedError: the hold has ended; nothing changed in the store.
             BackendUnavailable: unknown whether it was replaced; the hold goes on.
         """
@@ -463,10 +484,11 @@ class HeldLease:
         handle is refused from now on, whoever is slow to hear of it. Until it is adopted it is renewed by nobody.
 
         Args:
-            owner: whom it is meant for, a label for people; the record shows it at once.
-            ttl: seconds until it is free if nobody adopts it. Default: as acquired.
+            owner: whom it is meant for, a label for people of 1 to 255 characters; the record shows it at once.
+            ttl: seconds until it is free if nobody adopts it. Default None: as acquired.
 
         Raises:
+            ConfigurationError: a broken rule; the hold goes on.
             NotOwnedError: the hold had ended before.
             BackendUnavailable: it could not be confirmed, for instance since a guarded transaction still runs. It is
                 over here all the same, and is given back in the background.
@@ -572,8 +594,9 @@ class NotAcquired(mistakes.NotHeld):
 
     Attributes:
         name: the lease that was asked for.
-        lease: the holder's record, or None when the store could not say.
-        retry_after: seconds until that hold ends unless it is renewed.
+        lease: the holder's record, or None when the store could not say, or the name is free and kept for whoever
+            waited first.
+        retry_after: seconds after which asking again may help: when that hold ends unless it is renewed.
     """
 
     __slots__ = ("__weakref__", "_watcher", "lease", "name", "retry_after")

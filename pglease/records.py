@@ -35,7 +35,8 @@ class Lease:
     """What the store says about a name: who holds or last held it, since when, until when.
 
     All times are the store's and timezone-aware; `seen_at` is its clock when the record was read. This process's wall
-    clock never enters a judgement.
+    clock never enters a judgement. `name`, `holder` and `renewed_at` say the same as `task_name`, `owner_id` and
+    `heartbeat_at`, in the words of Kubernetes' leader record.
 
     Attributes:
         task_name: the lease's name, as given.
@@ -63,17 +64,17 @@ class Lease:
 
     @property
     def name(self) -> str:
-        """`task_name`."""
+        """The lease's name: `task_name`."""
         return self.task_name
 
     @property
     def holder(self) -> str:
-        """`owner_id`."""
+        """The holder's label: `owner_id`."""
         return self.owner_id
 
     @property
     def renewed_at(self) -> datetime:
-        """`heartbeat_at`."""
+        """When the hold was last confirmed: `heartbeat_at`."""
         return self.heartbeat_at
 
     def is_expired(self, now: datetime | None = None) -> bool:
@@ -90,8 +91,8 @@ class Lease:
         A hint for people. It is no licence to take over: silence is not death, and a takeover is refused until expiry.
 
         Args:
-            heartbeat_timeout: seconds. Default 60.
-            now: a moment of the store's clock; default: when the record was read.
+            heartbeat_timeout: seconds. Default 60, the default ttl: in that time a holder renews three times.
+            now: a moment of the store's clock. Default None: when the record was read.
         """
         at = now or self.seen_at
         return not self.is_expired(at) and (at - self.heartbeat_at).total_seconds() > heartbeat_timeout
@@ -206,7 +207,8 @@ class Tenure:
         fencing_token: the hold's.
         acquired_at: when it began.
         ended_at: when it ended; None while it runs.
-        ending: how; None while it runs.
+        ending: how: "released" (its holder gave it back), "expired", "died" (the session that it was bound to; hybrid),
+            "forced" (by an operator), "transferred" (to the next); None while it runs.
         seen_at: the store's clock when this was read.
     """
 
@@ -220,7 +222,7 @@ class Tenure:
 
     @property
     def seconds(self) -> float:
-        """How long it was held, or is held so far."""
+        """How long it was held, or is held so far, in seconds."""
         return ((self.ended_at or self.seen_at) - self.acquired_at).total_seconds()
 
 

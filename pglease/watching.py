@@ -64,7 +64,7 @@ class Watch:
         self._may_mark = True
         self._closed = False
         self.forget()
-        forks.forget_in_children(self)
+        forks.forget_in_children(self, type(self).forget)
         room.watch(self)
 
     def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""Every page of docs/ says what is true: its Python blocks run, in their order, in one namespace, on a new database."""
+"""Every page of docs/ says what is true: its blocks run, in their order, in one namespace, on a new database."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import os
 import re
 import subprocess
 import sys
+import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
@@ -21,25 +24,55 @@ from alembic.script import ScriptDirectory
 from prometheus_client import CollectorRegistry
 from sqlalchemy import Engine
 
-from pglease import MemoryBackend, PGLease, default
+from pglease import MemoryBackend, PGLease, default, open_backend
+from pglease.backends import PLUGS
 from pglease.contrib.prometheus import LeaseCollector, LeaseMetrics
 from pglease.events import EventKind
+from pglease.options import seconds
+from pglease.settings import Settings
 from pglease.testing.api_server import ApiServer
 from tests.support import book, django_site
+from tests.support.server import RunServer
+from tests.support.shell import Shell, lines_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ADDRESS = "//user:pass@localhost/db"
 """How every page writes the address of the reader's database, after `postgresql:` or `postgresql+driver:`."""
 
 
-def blocks(page: Path) -> list[tuple[int, str]]:
-    """Return a page's blocks, each with the number of the line before it."""
+NOT_RUN = {
+    "celery ": "needs a broker",
+    "pglease run celery-beat ": "the same; tests/contrib/celery has one",
+    "flask --app shop pglease run ": "there is no such command of the application",
+    "pglease doctor --dsn redis:": "needs such a server; tests/redis has one",
+    "pglease exporter ": "goes on until it is stopped; tests/cli starts and stops it",
+    "pglease web": "the same",
+    "pip ": "is what `make install` has done",
+    "pytest ": "is a whole suite; tests/test_plugin.py runs it",
+    "python manage.py pglease release ": "has nothing to end here; docs/stuck.md has",
+    "python manage.py pglease run ": "needs a manage.py; tests/contrib/django has one",
+    "python manage.py pglease_migrate ": "takes over the process's signals; tests/contrib/django gives it a process",
+}
+"""Lines that only have to be taken by their program (`test_shell_lines.py`), by their beginning, and why."""
+
+
+def parts(page: Path) -> list[tuple[int, str, str]]:
+    """Return a page's blocks, each with the number of the line before it and its language."""
     text = page.read_text("utf-8")
-    return [(text.count("\n", 0, found.start(1)), found[1]) for found in BLOCK.finditer(text)]
+    return [(text.count("\n", 0, found.start(2)), found[1], found[2]) for found in FENCED.finditer(text)]
+
+
+def blocks(page: Path) -> list[str]:
+    """Return a page's Python."""
+    return [text for _, language, text in parts(page) if language == "python"]
+
+
+def typed(text: str) -> list[str]:
+    """Return the lines of a block that are run."""
+    return [line for line in lines_of(text) if not line.startswith(tuple(NOT_RUN))]
 
 
 def title(page: Path) -> str:
@@ -58,6 +91,17 @@ def a_dead_worker_and_another(dsn: str) -> Iterator[dict[str, Any]]:
     with PGLease(dsn) as dead, PGLease(dsn) as other:
         assert dead.try_acquire("my-task", ttl=600, heartbeat=False)
         yield {"other": other}
+
+
+@contextmanager
+def the_seventeenth_hold(dsn: str, name: str) -> Iterator[dict[str, Any]]:
+    """A lease that is held under token 17 and not renewed."""
+    with PGLease(dsn) as stuck:
+        for _ in range(16):
+            assert stuck.try_acquire(name)
+            stuck.release(name)
+        assert stuck.try_acquire(name, ttl=600, heartbeat=False)
+        yield {}
 
 
 @contextmanager
@@ -99,47 +143,128 @@ HELPERS: dict[str, Callable[[str], Any]] = {
     "docs/django.md": a_django_project,
     "docs/coming-from-django-pglock.md": a_django_project,
     "docs/sqlalchemy.md": inside_env_py,
+    "docs/stuck.md": partial(the_seventeenth_hold, name="nightly-import"),
 }
 """What a page takes for granted beyond the library."""
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page != TUTORIAL], ids=title)
-def test_the_blocks_of_a_page_run_in_their_order(page: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def within_its_slots(page: Path, tell: Callable[[], None], now: Callable[[], float] = time.time) -> None:
+    """Tell a page; once more, if a slot of its `once_per` ended under it: what is done once was rightly done twice."""
+    slots = {seconds(each, "once_per") for each in re.findall(r'once_per="([^" ]+)"', page.read_text("utf-8"))}
+    begun_in = [now() // slot for slot in slots]
+    try:
+        tell()
+    except AssertionError:
+        if begun_in == [now() // slot for slot in slots]:
+            raise
+        tell()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        page
+        for page in PAGES
+        if page != TUTORIAL and any(lang == "python" or typed(said) for _, lang, said in parts(page))
+    ],
+    ids=title,
+)
+def test_the_blocks_of_a_page_run_in_their_order(
+    page: Path, server: RunServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     at_exit: list[Callable[[], object]] = []
     monkeypatch.setattr(atexit, "register", at_exit.append)
-    monkeypatch.setattr(default, "_client", None)  # a page finds a program that has just begun
 
-    with HELPERS.get(title(page), nothing_more)(dsn) as names:
-        names["__name__"] = "page"
-        for line, block in blocks(page):
+    def tell() -> None:
+        monkeypatch.setattr(default, "_client", None)  # a page finds a program that has just begun
+        with server.database() as database, HELPERS.get(title(page), nothing_more)(server.dsn(database)) as names:
+            names["__name__"] = "page"
+            try:
+                run(page, names, Shell(tmp_path, server.dsn(database), programs(names)))
+                for function in at_exit:
+                    function()
+            finally:
+                at_exit.clear()
+                close(default._client, *names.values())
+
+    within_its_slots(page, tell)
+
+
+def run(page: Path, names: dict[str, Any], shell: Shell) -> None:
+    """Run a page's code and type its lines in."""
+    for line, language, text in parts(page):
+        if language == "python":
+            code = text.replace(ADDRESS, shell.dsn.removeprefix("postgresql:"))
             # The empty lines before it make a traceback point into the page.
-            exec(
-                compile("\n" * line + block.replace(ADDRESS, dsn.removeprefix("postgresql:")), title(page), "exec"),
-                names,
-            )
-
-        for function in at_exit:
-            function()
-        for client in [each for each in (default._client, *names.values()) if isinstance(each, PGLease)]:
-            client.close()
-        for engine in [each for each in names.values() if isinstance(each, Engine)]:
-            engine.dispose()
+            exec(compile("\n" * line + code, title(page), "exec"), names)
+        else:
+            for command in typed(text):
+                shell.type_in(command)
 
 
-def test_the_tutorial_is_true_as_it_is_written(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def programs(names: dict[str, Any]) -> dict[str, Callable[[list[str]], int]]:
+    """Return what the frameworks of a page run, by how a line begins."""
+
+    def of_django(words: list[str]) -> int:
+        from django.core.management import call_command
+
+        call_command(*words)  # raises for other codes
+        return 0
+
+    def of_flask(words: list[str]) -> int:
+        code: int = names["app"].test_cli_runner().invoke(args=words).exit_code
+        return code
+
+    return {"python manage.py": of_django, "flask --app shop": of_flask}
+
+
+def close(*things: object) -> None:
+    """Close what a page left open."""
+    for thing in things:
+        if isinstance(thing, PGLease):
+            thing.close()
+        elif isinstance(thing, Engine):
+            thing.dispose()
+
+
+def test_the_tutorial_is_true_as_it_is_written(
+    server: RunServer, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its code and its commands, in their order."""
-    monkeypatch.setenv("DATABASE_URL", dsn)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    names: dict[str, Any] = {"__name__": "page"}
 
-    for language, block in FENCED.findall(TUTORIAL.read_text("utf-8")):
-        if language == "console":
-            type_in(block, tmp_path)
-        elif language == "python":
-            code = block.replace(ADDRESS, dsn.removeprefix("postgresql:"))
-            if "__main__" in code:
-                (tmp_path / "nightly.py").write_text(code, "utf-8")
-            exec(compile(code, title(TUTORIAL), "exec"), names)
+    def tell() -> None:
+        with server.database() as database:
+            dsn, folder = server.dsn(database), tmp_path_factory.mktemp("tutorial")
+            monkeypatch.setenv("DATABASE_URL", dsn)
+            names: dict[str, Any] = {"__name__": "page"}
+            try:
+                for _, language, text in parts(TUTORIAL):
+                    if language == "console":
+                        type_in(text, folder)
+                    elif language == "python":
+                        code = text.replace(ADDRESS, dsn.removeprefix("postgresql:"))
+                        if "__main__" in code:
+                            (folder / "nightly.py").write_text(code, "utf-8")
+                        exec(compile(code, title(TUTORIAL), "exec"), names)
+            finally:
+                close(*names.values())
+
+    within_its_slots(TUTORIAL, tell)
+
+
+def test_a_page_is_told_again_where_its_day_ended_under_it_and_only_there() -> None:
+    day, told = 86400.0, []
+
+    def tell() -> None:
+        told.append("told")
+        assert len(told) > 1
+
+    with pytest.raises(AssertionError):
+        within_its_slots(TUTORIAL, tell, iter([5.0, 6.0]).__next__)
+    told.clear()
+    within_its_slots(TUTORIAL, tell, iter([day - 1, day + 1]).__next__)
+    assert told == ["told", "told"]
 
 
 def type_in(console: str, folder: Path) -> None:
@@ -157,6 +282,12 @@ def test_every_block_of_a_page_is_in_a_language_or_is_no_code(page: Path) -> Non
 
     assert set(fences[::2]) <= {"python", "console", "sql", "yaml", "toml", "ini", "json", "text", ""}
     assert len(re.findall(r"^```python$", page.read_text("utf-8"), re.MULTILINE)) == len(blocks(page))
+
+
+def test_what_is_not_run_is_in_some_page() -> None:
+    lines = [line for page in PAGES for line in lines_of(page.read_text("utf-8"))]
+
+    assert [each for each in NOT_RUN if not any(line.startswith(each) for line in lines)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=title)
@@ -199,14 +330,18 @@ def test_links_lead_to_the_places_that_files_have_in_the_site() -> None:
     assert book.relinked("[a](https://host/x) [b](#y)", "README.md") == "[a](https://host/x) [b](#y)"
 
 
-def test_a_page_that_asks_another_host_for_something_is_found_out(tmp_path: Path) -> None:
-    (tmp_path / "good.html").write_text('<a href="https://host/"><script src="own.js"></script><img src="own.svg">')
-    (tmp_path / "bad.html").write_text('<script src="https://host/a.js"></script><link rel="stylesheet" href="//host">')
+def test_a_page_that_asks_another_host_for_something_or_may_is_found_out(tmp_path: Path) -> None:
+    def write(name: str, head: str) -> None:
+        (tmp_path / name).write_text(book.on_post_page(f"<html><head>{head}</head></html>"))
+
+    write("good.html", '<a href="https://host/"><script src="own.js"></script><img src="own.svg">')
+    write("bad.html", '<script src="https://host/a.js"></script><link rel="stylesheet" href="//host">')
     (tmp_path / "bad.css").write_text("@import url(https://host/font.css);")
+    (tmp_path / "free.html").write_text("<html><head><script src='own.js'></script></head></html>")
 
     found = list(book.requests(tmp_path))
 
-    assert sorted(line.partition(":")[0] for line in found) == ["bad.css", "bad.html", "bad.html"]
+    assert sorted(line.partition(":")[0] for line in found) == ["bad.css", "bad.html", "bad.html", "free.html"]
 
 
 def test_an_operators_queries_run(dsn: str) -> None:
@@ -219,6 +354,49 @@ def test_an_operators_queries_run(dsn: str) -> None:
 
     assert len(queries) == 8
     assert [row[0] for row in found[0]] == ["daily-report"]
+
+
+def test_the_sketch_of_a_statement_is_made_of_the_statements_own_clauses() -> None:
+    (sketch,) = [text for _, language, text in parts(ROOT / "docs" / "statements.md") if language == "sql"]
+    real = (ROOT / "pglease" / "backends" / "postgres_sql.py").read_text("utf-8")
+
+    clauses = re.findall(r"\w+ AS MATERIALIZED|FOR UPDATE SKIP LOCKED|clock_timestamp\(\) AS seen_at", sketch)
+    assert len(clauses) == 4
+    assert [clause for clause in clauses if clause not in real] == []
+
+
+def test_an_address_that_a_page_shows_by_itself_is_one() -> None:
+    shown = [
+        line
+        for page in PAGES
+        for _, language, text in parts(page)
+        for line in text.splitlines()
+        if language == "text" and re.match(r"\w+://\S+$", line)
+    ]
+
+    assert len(shown) >= 1
+    for address in shown:
+        open_backend(address).close()
+
+
+def test_the_variables_that_a_page_shows_do_what_stands_beside_them() -> None:
+    (block,) = [text for _, _, text in parts(ROOT / "docs" / "primitives.md") if text.startswith("PGLEASE_")]
+
+    for line in block.splitlines():
+        said, where = line.split(None, 1)
+        variable, _, value = said.partition("=")
+        kind, name, prefix = re.fullmatch(
+            r'(?:every |leases\.)(\w+(?: \w+)?)(?:\("(\w+)"(?:, env_prefix="(\w+)")?\))?', where.strip()
+        ).groups()  # type: ignore[union-attr]  # otherwise the line is not understood
+        kind = {"election": "leader_election"}.get(kind, kind)
+        found = Settings({variable: value}).explain(kind, name or "any", env_prefix=prefix)
+        assert [(each.source, str(each.value)) for each in found if each.source != "default"] == [(variable, value)]
+
+
+def test_the_entry_point_of_a_store_is_shown_as_it_is_read() -> None:
+    (block,) = [text for _, language, text in parts(ROOT / "docs" / "backends.md") if language == "toml"]
+
+    assert list(tomllib.loads(block)["project"]["entry-points"]) == [PLUGS]
 
 
 def test_the_page_on_seeing_names_every_event_and_every_metric() -> None:

@@ -5,23 +5,32 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pglease
 from pglease import fencing, testing
+from pglease.options import Duration
 
 ROOT = Path(__file__).resolve().parents[1]
 API = (ROOT / "docs" / "api.md").read_text("utf-8")
 ENTRIES = re.findall(r"^::: (pglease\.\S+)\n(?:    options: \{(?!heading)members: \[(.*)\]\})?", API, re.MULTILINE)
-INNER = re.search(r"\^\(([a-z_|]+)\)\$", (ROOT / "mkdocs.yml").read_text("utf-8"))
-"""Methods that the library's own modules call; the page of the API leaves them out."""
 ELSEWHERE = re.compile(r"\bsee (there|`)|as for the class|\bas (for )?`|[Mm]ade by `", re.IGNORECASE)
 """A docstring that leaves arguments and errors to another one."""
 CONTRACT = {"pglease.Backend", "pglease.Observer"}
 """Protocols: what they are called with is said where it is a class of its own."""
+ENTRY = re.compile(r"^    ([a-z_]+(?:, [a-z_]+)*): (.*(?:\n {6,}.*)*)", re.MULTILINE)
+"""What a docstring says of one argument, or of several together, below `Args:`."""
+POINTER = re.compile(r"\b[Aa]s (for|the attributes)\b|\bas [\w-]+ says? (it|them)\b|; see `")
+IN_WORDS = {"HeartbeatManager"}
+"""What a public call answers that is not on the page: its one public verb is named where it is answered."""
+CLASSES = {
+    name
+    for path in (ROOT / "pglease").rglob("*.py")
+    for name in re.findall(r"^class ([A-Z]\w+)", path.read_text("utf-8"), re.MULTILINE)
+}
 
 
 def found(name: str) -> Any:
@@ -31,15 +40,14 @@ def found(name: str) -> Any:
 
 
 def public() -> Iterator[tuple[str, Any]]:
-    """Yield the public names, and the public methods of the classes among them that the page shows."""
+    """Yield the public names, and the public methods and properties of the classes among them that the page shows."""
     for name, members in ENTRIES:
         thing = found(name)
         yield name, thing
         shown = members.split(", ") if f"::: {name}\n    options: {{members" in API else None
         for member, value in vars(thing).items() if inspect.isclass(thing) and name not in CONTRACT else ():
-            is_inner = member.startswith("_") or (INNER and member in INNER[1].split("|"))
-            if not is_inner and (shown is None or member in shown):
-                function = inspect.unwrap(getattr(value, "__func__", value))
+            if not member.startswith("_") and (shown is None or member in shown):
+                function = inspect.unwrap(getattr(value, "fget", None) or getattr(value, "__func__", value))
                 if inspect.isfunction(function):
                     yield f"{name}.{member}", function
 
@@ -63,6 +71,14 @@ def test_every_public_name_says_what_its_user_must_know() -> None:
     assert wrong == []
 
 
+def test_whatever_a_public_call_answers_is_on_the_page_too() -> None:
+    shown = {name.rpartition(".")[2] for name, _ in ENTRIES} | IN_WORDS
+
+    missing = [f"{name}: {kind}" for name, thing in public() for kind in answers(thing) if kind not in shown]
+
+    assert missing == []
+
+
 def test_a_docstring_that_says_too_little_is_found_out() -> None:
     def silent(name: str) -> None: ...
 
@@ -70,8 +86,19 @@ def test_a_docstring_that_says_too_little_is_found_out() -> None:
         """Do something to `name`."""
         raise ValueError(name)
 
+    def vague(span: Duration, pause: Duration | None = None, name: str = "job", other: int = 1) -> None:
+        """Do something.
+
+        Args:
+            span: how long.
+            pause: seconds in between.
+            name: the lease.
+            other: as for `silent`.
+        """
+
     assert list(problems(silent)) == ["begins with no sentence", "says nothing of name"]
     assert list(problems(halting)) == ["says nothing of what it raises"]
+    assert list(problems(vague)) == ["span has no unit", "pause has no default", "name has no default"]
 
 
 def is_documented(thing: Any) -> bool:
@@ -87,17 +114,42 @@ def problems(thing: Any) -> Iterator[str]:
         yield from (f"says nothing of {word}" for word in arguments(thing) if not re.search(rf"\b{word}\b", text))
         if "Raises:" not in text and re.search(r"^\s+raise [A-Z]\w+\(", source(thing), re.MULTILINE):
             yield "says nothing of what it raises"
+    yield from vaguenesses(thing, text)
+
+
+def vaguenesses(thing: Any, text: str) -> Iterator[str]:
+    """Yield durations without a unit and defaults that are not named, of arguments that have a line of their own."""
+    said = {
+        name: words
+        for names, words in ENTRY.findall(text.partition("Args:\n")[2].partition("\n\n")[0])
+        for name in names.split(", ")
+        if not POINTER.search(words)
+    }
+    for name, one in parameters(thing).items():
+        if name in said and "Duration" in str(one.annotation) and not re.search(r"\bseconds\b", said[name]):
+            yield f"{name} has no unit"
+        if name in said and one.default is not inspect.Parameter.empty and "efault" not in said[name]:
+            yield f"{name} has no default"
+
+
+def answers(thing: Any) -> set[str]:
+    """Return the classes of ours that a function returns."""
+    declared = getattr(thing, "__annotations__", {}).get("return", "") if inspect.isfunction(thing) else ""
+    return set(re.findall(r"\w+", str(declared))) & CLASSES
 
 
 def arguments(thing: Any) -> list[str]:
-    if inspect.isclass(thing) and issubclass(thing, BaseException):
-        return []  # nobody else raises them; what they carry is said under Attributes
-    try:
-        parameters = inspect.signature(thing).parameters
-    except ValueError:
-        return []
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [name for name, one in parameters.items() if name not in {"self", "cls"} and one.kind not in kinds]
+    return [name for name, one in parameters(thing).items() if name not in {"self", "cls"} and one.kind not in kinds]
+
+
+def parameters(thing: Any) -> Mapping[str, inspect.Parameter]:
+    if inspect.isclass(thing) and issubclass(thing, BaseException):
+        return {}  # nobody else raises them; what they carry is said under Attributes
+    try:
+        return inspect.signature(thing).parameters
+    except ValueError:
+        return {}
 
 
 def source(thing: Any) -> str:

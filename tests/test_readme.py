@@ -12,6 +12,7 @@ import pytest
 
 from pglease import PGLease
 from tests.support.readme import CHOOSING, PAGES, README, ROOT, timeline, written
+from tests.support.shell import Shell, lines_of
 
 TEXT = README.read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -31,6 +32,12 @@ def world(dsn: str) -> Iterator[dict[str, Any]]:
             "render": lambda: "fresh",
             "generate_report": lambda **facts: done.append(facts["token"]),
         }
+
+
+def test_its_line_for_a_shell_runs(dsn: str, tmp_path: Path) -> None:
+    (line,) = [line for line in lines_of(TEXT) if line.startswith("pglease ")]
+
+    Shell(tmp_path, dsn).type_in(line)
 
 
 def test_every_block_of_code_runs(dsn: str, world: dict[str, Any]) -> None:

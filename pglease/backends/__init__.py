@@ -29,11 +29,14 @@ def open_backend(url: str, **knobs: Any) -> Backend:
             (`sqlite:////absolute/file`); or `memory://` for the threads of one process (`memory://name` for a store
             apart). A store that another package brings has the scheme of its entry point in the group
             `pglease.backends`. Knobs of the store may stand in its query as `?pglease.pool_size=8`.
-        knobs: the same knobs as keywords.
+        knobs: the same knobs as keywords, which are those of the store's class.
+
+    Returns:
+        the store; it has connected to nothing, and is yours to close.
 
     Raises:
-        ConfigurationError: an address that names no store, or a knob that the store does not have. The address is not
-            shown.
+        ConfigurationError: an address that names no store, a knob that the store does not have, or one that is said
+            twice and differently. The address is not shown.
         MissingDependencyError: the store's driver is not installed.
     """
     if not isinstance(url, str):
@@ -168,6 +171,7 @@ def _sqlite(address: str, knobs: dict[str, Any]) -> Backend:
 def _memory(address: str, knobs: dict[str, Any]) -> Backend:
     from pglease.backends.memory import shared
 
+    knobs.pop("connect_timeout", None)  # the client keeps to it, as for SQLite
     if knobs:
         raise ConfigurationError(*(f"memory:// has no knob {name!r}" for name in sorted(knobs)))
     return shared(address.partition("://")[2])

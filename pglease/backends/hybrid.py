@@ -63,10 +63,10 @@ class HybridPostgresBackend(PostgresBackend):
         url: as for `PostgresBackend`, also with `hybrid+` before; it must lead to the primary itself, not to a pooler.
         handover_delay: seconds between the moment a dead holder's lock is free and the takeover. Default 0.3, with
             `strict` 3. The same in all clients of a table.
-        strict: a holder believes only for a little less than `handover_delay` after each sign of life of its session.
-            That closes the gap in which a session is ended while its holder is cut off or stands still, at the price
-            of a later takeover, and of losses when the server or the network is silent for so long. It takes effect
-            only if all clients of a table say so.
+        strict: Default False. True: a holder believes only for a little less than `handover_delay` after each sign of
+            life of its session. That closes the gap in which a session is ended while its holder is cut off or stands
+            still, at the price of a later takeover, and of losses when the server or the network is silent for so long.
+            It takes effect only if all clients of a table say so.
         max_advisory: how many leases of this client are bound to its session at most; the others are plain. Default: a
             quarter of what the server's lock table has room for.
         knobs: those of `PostgresBackend`.

@@ -141,7 +141,7 @@ class Keeper:
         self._had_one = self._direct = False
         self._warned_at = float("-inf")
         self._fresh()
-        forks.forget_in_children(self)
+        forks.forget_in_children(self, type(self).forget)
 
     def _fresh(self) -> None:
         self._lock = threading.RLock()

@@ -25,7 +25,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
 from pglease import clock as boot_clock
-from pglease import forks
+from pglease import forks, options
 from pglease.backends import kubernetes_objects as objects
 from pglease.backends.base import Budget, FencesNothing, KeepsNoQueue, RemembersNothing, TakesNoGroups, Traits
 from pglease.backends.checks import Check
@@ -81,15 +81,18 @@ class KubernetesBackend(KeepsNoQueue, FencesNothing, TakesNoGroups, RemembersNot
     """A client of the Leases in one namespace. See `Backend` for the verbs, and the module for what a crash costs.
 
     Args:
-        namespace: where the Lease objects are; default: the namespace of the pod, or of the kubeconfig's context.
-        context: the kubeconfig's context; default: its current one.
-        kubeconfig: the file; default: the pod's service account, else what KUBECONFIG names, else ~/.kube/config.
-        connect_timeout: seconds one connection attempt may take, 10 by default.
-        pool_size: how many requests may be under way at once, 8 by default; renewals have as many of their own.
-        clock: reads the boot clock that expiry is judged by, in seconds. For tests.
+        namespace: where the Lease objects are. Default "": the namespace of the pod, or of the kubeconfig's context.
+        context: the kubeconfig's context. Default None: its current one.
+        kubeconfig: the file. Default None: the pod's service account, else what KUBECONFIG names, else ~/.kube/config.
+        connect_timeout: seconds (or "10s") one connection attempt may take, more than 0. Default 10.
+        pool_size: how many requests may be under way at once, 1 or more; renewals have as many of their own. Default 8:
+            each hold is renewed by a request of its own.
+        clock: reads the boot clock that expiry is judged by, in seconds. Default: that one. For tests.
+
+    Building it connects to nothing, and reads no kubeconfig.
 
     Raises:
-        ConfigurationError: a namespace that cannot be one.
+        ConfigurationError: every broken rule at once.
         MissingDependencyError: lightkube is not installed.
     """
 
@@ -101,21 +104,21 @@ class KubernetesBackend(KeepsNoQueue, FencesNothing, TakesNoGroups, RemembersNot
         *,
         context: str | None = None,
         kubeconfig: str | os.PathLike[str] | None = None,
-        connect_timeout: float = 10,
+        connect_timeout: options.Duration = 10,
         pool_size: int = 8,
         clock: Callable[[], float] = boot_clock.now,
     ) -> None:
         require_lightkube()
-        self._asked_namespace = checked_namespace(namespace) if namespace else ""
+        with options.all_problems() as problems:
+            self._asked_namespace = problems.check(checked_namespace, namespace) if namespace else ""
+            timeout = problems.check(options.seconds, connect_timeout, "connect_timeout")
+            self._pool_size = problems.check(options.count, pool_size, "pool_size")
         path = os.fspath(kubeconfig) if kubeconfig else None
-        self._wire = Wire(
-            lambda: read_login(context, path), pool_size=int(pool_size), connect_timeout=float(connect_timeout)
-        )
-        self._pool_size = int(pool_size)
+        self._wire = Wire(lambda: read_login(context, path), pool_size=self._pool_size, connect_timeout=timeout)
         self._now = clock
         self._leases = Leases(self._wire, self._asked_namespace, clock)
         self._fresh()
-        forks.forget_in_children(self)
+        forks.forget_in_children(self, type(self).forget)
 
     def _fresh(self) -> None:
         self._sightings = Sightings()

@@ -143,7 +143,7 @@ class _Store:
     listeners: builtins.list[_Subscription] = field(default_factory=builtins.list)
 
     def __post_init__(self) -> None:
-        forks.forget_in_children(self)
+        forks.forget_in_children(self, type(self).forget)
 
     def now(self) -> datetime:
         return _BOOT + timedelta(seconds=self.clock())
@@ -204,9 +204,9 @@ class MemoryBackend(FencesNothing):
     """A client of a store in this process's memory. See `Backend` for the verbs.
 
     Args:
-        clock: reads the store's time, in seconds; default: the boot clock. Tests pass a clock that stands still.
-        history: how many holds that have ended are remembered for each name. Default 0: none.
-        store: what `another` hands on; everybody else leaves it out and gets a new store.
+        clock: reads the store's time, in seconds. Default: the boot clock. Tests pass a clock that stands still.
+        history: how many holds that have ended are remembered for each name, 0 or more. Default 0.
+        store: what `another` hands on. Default None: a new one, as everybody else wants it.
     """
 
     traits = _TRAITS

@@ -91,13 +91,17 @@ class PostgresBackend:
             hosts are tried for the one that accepts writes. Or a function that returns libpq's parameters as a
             mapping, asked before each connection is made, on any thread: for passwords that change.
         table_name: the lease table; one identifier. Default `pglease_leases`.
-        schema: its schema; default: wherever the connection's `search_path` finds or would create it.
-        auto_initialize: whether the table is made at the first use if it is missing.
+        schema: its schema. Default None: wherever the connection's `search_path` finds or would create it.
+        auto_initialize: whether the table is made at the first use if it is missing. Default True; False where the role
+            may not, or migrations do it.
         connect_timeout: seconds (or "10s") for one connection attempt; a `connect_timeout` in the address wins. At
-            least 2, as in libpq.
-        pool_size: how many conversations may go on at once; one more connection is kept for renewals.
+            least 2, as in libpq; whole seconds, as there. Default 10.
+        pool_size: how many conversations may go on at once, 1 or more; callers wait for their turn, and one more
+            connection is kept for renewals. Default 4: a conversation takes a millisecond, a connection of the server
+            is dear.
         notify: whether waiters are woken by NOTIFY, which costs one more connection while somebody waits or watches
-            through this client. False: this client wakes nobody and looks on its own; say it to all clients alike.
+            through this client. Default True. False: this client wakes nobody and looks on its own; say it to all
+            clients alike.
         failover_quarantine: seconds (or "5m") during which nothing is granted once a failover or a restore was noticed:
             holders of leases that the new server has never heard of may still act on them. At least the longest ttl in
             use; True takes the longest one in the table, at least 60. Default False. Say the same in every client: the
@@ -160,7 +164,7 @@ class PostgresBackend:
         self._known_held: dict[str, float] = {}
         self._whereabouts = postgres_fencing.Whereabouts(self._look_around)
         self._fresh_locks()
-        forks.forget_in_children(self)
+        forks.forget_in_children(self, type(self).forget)
 
     def _fresh_locks(self) -> None:
         self._settling = Settling("the lease table")
@@ -186,11 +190,11 @@ class PostgresBackend:
                 or psycopg2 connection, SQLAlchemy's pooled proxy of one, or Django's. Rows may have any shape. It must
                 be callable from any thread.
             table_name, schema, auto_initialize: as for the class.
-            notify: whether others are woken by what is released here. Nobody listens on a lent connection, so this
-                client's own waiters look for themselves.
+            notify: whether others are woken by what is released here. Default True. Nobody listens on a lent
+                connection, so this client's own waiters look for themselves.
             failover_quarantine, history: as for the class.
-            shared: whether the application can use the factory's connections up, which is said once in the log. False
-                where each call makes a connection of its own.
+            shared: whether the application can use the factory's connections up, which is said once in the log. Default
+                True. False where each call makes a connection of its own.
 
         A lent connection that is inside a transaction is refused (`ConfigurationError`) before any SQL. Otherwise the
         conversation is a READ COMMITTED transaction of its own, committed here. `close` leaves the connections alone.
@@ -569,8 +573,8 @@ class PostgresBackend:
         """Make or upgrade the tables; return what was done, one sentence each.
 
         Args:
-            force: upgrade a 0.0.x table even though one of its clients was seen within its ttl.
-            timeout: seconds until it gives up.
+            force: upgrade a 0.0.x table even though one of its clients was seen within its ttl. Default False.
+            timeout: seconds until it gives up. Default 30.
 
         Raises:
             BackendMisconfigured: a table that is not ours, a right that is missing, a live 0.0.x client.
@@ -595,7 +599,7 @@ class PostgresBackend:
         Args:
             quarantine: seconds (or "5m") during which nothing is granted from now on; default: the backend's
                 `failover_quarantine`.
-            timeout: seconds until it gives up.
+            timeout: seconds until it gives up. Default 30.
 
         Raises:
             BackendMisconfigured: this role may not; or there are no epochs left, after two thousand million of them.

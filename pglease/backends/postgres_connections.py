@@ -113,7 +113,7 @@ class OwnConnections:
         self._connect_timeout = connect_timeout
         self._closed = False
         self._fresh()
-        forks.forget_in_children(self)
+        forks.forget_in_children(self, type(self).forget)
 
     def _fresh(self) -> None:
         self._opening = threading.RLock()

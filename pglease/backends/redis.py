@@ -158,7 +158,7 @@ class RedisBackend(FencesNothing, TakesNoGroups, RemembersNothing):
         self._routes = Routes(address.home)
         self._is_settled = False
         self._fresh_locks()
-        forks.forget_in_children(self)
+        forks.forget_in_children(self, type(self).forget)
 
     def _fresh_locks(self) -> None:
         self._settling = Settling("the server")

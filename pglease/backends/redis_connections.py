@@ -183,7 +183,7 @@ class Connections:
         self._connect_timeout = connect_timeout
         self._closed = False
         self._fresh()
-        forks.forget_in_children(self)
+        forks.forget_in_children(self, type(self).forget)
 
     def _fresh(self) -> None:
         self._places: queue.SimpleQueue[None] = queue.SimpleQueue()

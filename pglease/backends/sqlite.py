@@ -70,7 +70,7 @@ class SQLiteBackend(RemembersNothing):
         path: the file; relative to the directory that is current now. It is made at the first use, its directory is
             not. It belongs on a local disk; SQLite keeps `-wal` and `-shm` files beside it.
         table_name: the lease table; one identifier. Default `pglease_leases`.
-        auto_initialize: whether a missing file or table is made at the first use.
+        auto_initialize: whether a missing file or table is made at the first use. Default True.
 
     Building it opens nothing. The threads of a process may share one; a forked child goes on with connections of its
     own.
@@ -92,7 +92,7 @@ class SQLiteBackend(RemembersNothing):
         self._sql = self._file.sql
         self._pipes = Pipes(place)
         self._listeners: builtins.list[Listener] = []
-        forks.forget_in_children(self)
+        forks.forget_in_children(self, type(self).forget)
 
     def __repr__(self) -> str:
         return f"<SQLiteBackend {self._file.path}{' closed' if self._file.closed else ''}>"

@@ -62,7 +62,8 @@ class LeaseFile:
         self.create = create
         self._begin()
         forks.rest_at_forks(self)
-        forks.forget_in_children(self)  # what brings this to rest must wake it, also when its backend has gone
+        # What brings this to rest must wake it, also when its backend has gone.
+        forks.forget_in_children(self, type(self).forget)
 
     def _begin(self) -> None:
         self.reader, self.writer = Link(self), Link(self)

@@ -57,8 +57,8 @@ def include_names(table_name: str = DEFAULT_TABLE, *, others: IncludeName | None
     """Return an `include_name` for a table of another name, or one that asks yours about everything else.
 
     Args:
-        table_name: the lease table's.
-        others: your own `include_name`.
+        table_name: the lease table's. Default `pglease_leases`.
+        others: your own `include_name`. Default None: everything else is included.
     """
     left_out = _tables(table_names(table_name).table)
 
@@ -198,9 +198,9 @@ def once(
     Args:
         connectable: the engine, or a connection in no transaction. Connections of psycopg and psycopg2 are lent by the
             engine, one for each request; with other drivers (asyncpg, pg8000) psycopg connects to the engine's address.
-        name: the lease.
+        name: the lease. Default "alembic": one for each database.
         ttl: seconds (or "1m") until another pod goes on if this one dies; renewed while it lives. Default 60.
-        wait: seconds for the whole wait. Default 600.
+        wait: seconds for the whole wait. Default 600: as long as a migration may take.
         table_name, schema: as for `PostgresBackend`.
 
     Returns:

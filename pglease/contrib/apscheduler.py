@@ -44,7 +44,7 @@ def election_for(
 
     Args:
         scheduler: any scheduler of APScheduler 3, started paused in every worker.
-        name: the election, 1 to 240 characters.
+        name: the election, 1 to 240 characters. Default "scheduler": one for each application that shares the store.
         leases: the client. Default: the default client.
         catch_up: what becomes of runs that came due while this worker stood by. False (default): they are left out,
             since the leader of that time has seen to them, and nobody has where there was none. True: each job's

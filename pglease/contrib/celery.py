@@ -216,7 +216,7 @@ class LeaseTask(Task):  # type: ignore[misc]  # Celery ships no types
         Args:
             args, kwargs, more, wanted: as for Celery's `Task.apply_async`.
             handover: a lease to go on with (`HeldLease.transfer`), which the task then adopts instead of asking for it.
-                Adopted once: where it is spent or has lapsed, that is a conflict.
+                Default None. Adopted once: where it is spent or has lapsed, that is a conflict.
 
         Raises:
             ConfigurationError: it is of another lease than this call needs; nothing was sent.

@@ -53,9 +53,9 @@ class PGLeaseExtension:
     """Gives applications a client: `PGLeaseExtension(app)`, or `init_app(app)` later, for any number of them.
 
     Args:
-        app: the application; None: `init_app` follows.
+        app: the application. Default None: `init_app` follows.
         backend: a store or a client instead of an address, for instance `PGLease.from_engine(db.engine)`; for every
-            application of this extension.
+            application of this extension. Default None: what each application's configuration says.
         defaults: arguments of `PGLease` (`on_lease_lost`, `owner_id`…) where the configuration says nothing.
     """
 

@@ -48,7 +48,7 @@ class LeaseTracing:
         tracer_provider, meter_provider: where spans and measurements go. Default: the global ones.
         metric_name: the value of `pglease.lease.name` in measurements, and what stands in the spans' names, for a
             lease's name; default: the part before its first `:`. Attributes of spans have the whole name.
-        db_system_name: the value of `db.system.name`, as "postgresql"; None leaves it out.
+        db_system_name: the value of `db.system.name`, as "postgresql". Default None: it is left out.
     """
 
     def __init__(

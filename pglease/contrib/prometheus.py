@@ -157,7 +157,7 @@ class LeaseCollector(Collector):
     Args:
         leases: who asks. A store that does not answer within its `connect_timeout` is `pglease_store_up 0`: keep that
             below Prometheus' `scrape_timeout`.
-        prefix: only names that begin with it.
+        prefix: only names that begin with it. Default: all.
         metric_name: as for `LeaseMetrics`. Of several leases with one value, the latest times and the highest token are
             shown.
     """

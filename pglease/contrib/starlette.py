@@ -62,6 +62,7 @@ def lifespan(
         backend: an address, a store or a client; a client stays open at the end. Default: PGLEASE_URL, else
             DATABASE_URL. Nothing is connected before the first use; a forked worker has connections of its own.
         inner: the application's own lifespan, which begins after this one and ends before it. Its state is passed on.
+            Default None.
         arguments: as for `AsyncPGLease`; not together with a client.
 
     Raises:
@@ -125,7 +126,7 @@ def leased(
         name: the lease; a template over the path's parameters (`"sync:{tenant}"`), or a callable that is given the
             request.
         ttl: as for `PGLease.acquire`.
-        status_code: the answer while somebody else has it: 423 (Locked), or 409, 429, 503.
+        status_code: the answer while somebody else has it. Default 423 (Locked); or 409, 429, 503.
         wanted: `wait`, `min_hold`, `max_hold`, `metadata`, `fair`, `on_lost`, as for `AsyncPGLease.acquire`.
 
     Raises:

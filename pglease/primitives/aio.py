@@ -86,7 +86,7 @@ class AsyncLock:
 
     @classmethod
     def from_config(cls, leases: AsyncPGLease, name: str, config: LockConfig) -> Self:
-        """Build one by a checked record; the environment is not asked."""
+        """Build one by a checked record; the environment is not asked. See `Lock.from_config`."""
         return cls(Lock.from_config(leases.client, name, config))
 
     async def reconfigure(self, config: LockConfig) -> None:
@@ -100,18 +100,18 @@ class AsyncLock:
 
     async def acquire(self, timeout: Duration | None = None) -> AsyncHeldLease:  # noqa: ASYNC109  # as on the other face
         """Wait until it is ours. See `Lock.acquire`."""
-        wanted = self._lock.asked(timeout)
-        taken = self._lock.again() or await self._lock.leases.taking.atake(wanted)
-        return AsyncHeldLease(self._lock.got(taken, wanted))
+        wanted = self._lock._asked(timeout)
+        taken = self._lock._again() or await self._lock.leases.taking.atake(wanted)
+        return AsyncHeldLease(self._lock._got(taken, wanted))
 
     async def acquire_nowait(self) -> AsyncHeldLease | NotAcquired:
         """Ask once. See `Lock.acquire_nowait`."""
-        wanted = self._lock.asked(0)
-        taken = self._lock.again(refuse=True) or await self._lock.leases.taking.atake(wanted)
-        return taken if isinstance(taken, NotAcquired) else AsyncHeldLease(self._lock.got(taken, wanted))
+        wanted = self._lock._asked(0)
+        taken = self._lock._again(refuse=True) or await self._lock.leases.taking.atake(wanted)
+        return taken if isinstance(taken, NotAcquired) else AsyncHeldLease(self._lock._got(taken, wanted))
 
     async def locked(self) -> bool:
-        """Tell whether anybody holds it, by the store."""
+        """Tell whether anybody holds it, by the store. See `Lock.locked`."""
         return await drive.ask(self._lock.locked)
 
     def owned(self) -> bool:
@@ -128,7 +128,7 @@ class AsyncLock:
 
     @asynccontextmanager
     async def hold(self, timeout: Duration | None = None) -> AsyncIterator[AsyncHeldLease]:  # noqa: ASYNC109
-        """Return a block that waits for at most `timeout` seconds."""
+        """Return a block that waits for at most `timeout` seconds. See `Lock.hold`."""
         lease = await self.acquire(timeout)
         async with self._block(lease):
             yield lease
@@ -180,7 +180,7 @@ class AsyncTaskLock:
 
     @classmethod
     def from_config(cls, leases: AsyncPGLease, name: str, config: TaskLockConfig) -> Self:
-        """Build one by a checked record; the environment is not asked."""
+        """Build one by a checked record; the environment is not asked. See `TaskLock.from_config`."""
         return cls(TaskLock.from_config(leases.client, name, config))
 
     async def reconfigure(self, config: TaskLockConfig) -> None:
@@ -198,18 +198,18 @@ class AsyncTaskLock:
         return AsyncHeldLease(taken) if isinstance(taken, HeldLease) else taken
 
     async def _acquire(self) -> HeldLease | NotAcquired:
-        return self._lock.got(await self._lock.leases.taking.atake(self._lock.wanted))
+        return self._lock._got(await self._lock.leases.taking.atake(self._lock._wanted))
 
     async def refresh(self, ttl: Duration | None = None) -> AsyncHeldLease:
         """Extend the run. See `TaskLock.refresh`."""
         return AsyncHeldLease(await drive.keep(partial(self._lock.refresh, ttl)))
 
     async def extend(self, ttl: Duration | None = None) -> AsyncHeldLease:
-        """`refresh`."""
+        """See `refresh`."""
         return await self.refresh(ttl)
 
     async def locked(self) -> bool:
-        """Tell whether the lease is held, or waited out, by the store."""
+        """Tell whether the lease is held, or waited out, by the store. See `TaskLock.locked`."""
         return await drive.ask(self._lock.locked)
 
     async def release(self) -> None:
@@ -217,14 +217,14 @@ class AsyncTaskLock:
         await drive.to_the_end(self._lock.release)
 
     async def __aenter__(self) -> AsyncHeldLease | NotAcquired:
-        self._lock.refuse_if_in_use()
-        taken = self._lock.begin_block(await self._acquire())
+        self._lock._refuse_if_in_use()
+        taken = self._lock._begin_block(await self._acquire())
         return AsyncHeldLease(taken) if isinstance(taken, HeldLease) else taken
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease = self._lock.end_block()
+        lease = self._lock._end_block()
         if lease is not None:
             await self._lock.leases.taking.aleave(lease._hold, error)
 
@@ -240,7 +240,7 @@ class AsyncReadWriteLock:
 
     @classmethod
     def from_config(cls, leases: AsyncPGLease, name: str, config: ReadWriteLockConfig) -> Self:
-        """Build one by a checked record; the environment is not asked."""
+        """Build one by a checked record; the environment is not asked. See `ReadWriteLock.from_config`."""
         return cls(ReadWriteLock.from_config(leases.client, name, config))
 
     async def reconfigure(self, config: ReadWriteLockConfig) -> None:
@@ -254,43 +254,43 @@ class AsyncReadWriteLock:
 
     async def acquire_read(self, timeout: Duration | None = None) -> AsyncHeldLease:  # noqa: ASYNC109
         """Hold it together with other readers. See `ReadWriteLock.acquire_read`."""
-        return AsyncHeldLease(await self._acquire(self._lock.reading, timeout))
+        return AsyncHeldLease(await self._acquire(self._lock._reading, timeout))
 
     async def acquire_write(self, timeout: Duration | None = None) -> AsyncHeldLease:  # noqa: ASYNC109
         """Hold it alone. See `ReadWriteLock.acquire_write`."""
-        return AsyncHeldLease(await self._acquire(self._lock.writing, timeout))
+        return AsyncHeldLease(await self._acquire(self._lock._writing, timeout))
 
     async def _acquire(self, conversation: Any, timeout: Duration | None) -> HeldLease:  # noqa: ASYNC109
         wait = options.wait(timeout, "timeout")
-        return self._lock.got(await talk.arun(conversation(wait), self._lock.leases), wait)
+        return self._lock._got(await talk.arun(conversation(wait), self._lock.leases), wait)
 
     @asynccontextmanager
     async def read(self, timeout: Duration | None = None) -> AsyncIterator[AsyncHeldLease]:  # noqa: ASYNC109
-        """Return a block for reading."""
-        async with _held(await self._acquire(self._lock.reading, timeout), self._lock.leases) as lease:
+        """Return a block for reading. See `ReadWriteLock.read`."""
+        async with _held(await self._acquire(self._lock._reading, timeout), self._lock.leases) as lease:
             yield lease
 
     @asynccontextmanager
     async def write(self, timeout: Duration | None = None) -> AsyncIterator[AsyncHeldLease]:  # noqa: ASYNC109
-        """Return a block for writing."""
-        async with _held(await self._acquire(self._lock.writing, timeout), self._lock.leases) as lease:
+        """Return a block for writing. See `ReadWriteLock.write`."""
+        async with _held(await self._acquire(self._lock._writing, timeout), self._lock.leases) as lease:
             yield lease
 
     async def downgrade(self, writing: AsyncHeldLease) -> AsyncHeldLease:
         """Turn a writer's hold into a reader's. See `ReadWriteLock.downgrade`."""
-        self._lock.check_writer(writing._lease)
-        return AsyncHeldLease(await talk.arun(self._lock.downgrading(writing._lease), self._lock.leases))
+        self._lock._check_writer(writing._lease)
+        return AsyncHeldLease(await talk.arun(self._lock._downgrading(writing._lease), self._lock.leases))
 
     async def generation(self) -> int:
-        """Return the token of the present or the last writer, by the store; 0 before the first."""
+        """Return the token of the present or the last writer, by the store. See `ReadWriteLock.generation`."""
         return await drive.ask(lambda: self._lock.generation)
 
     async def poisoned(self) -> bool:
-        """Tell whether the last writer's lease ran out, by the store."""
+        """Tell whether the last writer's lease ran out, by the store. See `ReadWriteLock.poisoned`."""
         return await drive.ask(lambda: self._lock.poisoned)
 
     async def readers(self) -> list[Lease]:
-        """Return the records of those who read, by the store."""
+        """Return the records of those who read, by the store. See `ReadWriteLock.readers`."""
         return await drive.ask(self._lock.readers)
 
     def __repr__(self) -> str:
@@ -306,7 +306,7 @@ class AsyncSemaphore:
 
     @classmethod
     def from_config(cls, leases: AsyncPGLease, name: str, config: SemaphoreConfig) -> Self:
-        """Build one by a checked record; the environment is not asked."""
+        """Build one by a checked record; the environment is not asked. See `Semaphore.from_config`."""
         return cls(Semaphore.from_config(leases.client, name, config))
 
     async def reconfigure(self, config: SemaphoreConfig) -> None:
@@ -333,21 +333,21 @@ class AsyncSemaphore:
 
     async def _acquire(self, timeout: Duration | None) -> HeldLease:  # noqa: ASYNC109
         wait = options.wait(timeout, "timeout")
-        taken = await talk.arun(self._semaphore.conversation(wait), self._semaphore.leases)
-        return self._semaphore.got(taken, wait)
+        taken = await talk.arun(self._semaphore._conversation(wait), self._semaphore.leases)
+        return self._semaphore._got(taken, wait)
 
     async def acquire_nowait(self) -> AsyncHeldLease | NotAcquired:
         """Ask once. See `Semaphore.acquire_nowait`."""
-        taken = await talk.arun(self._semaphore.conversation(None), self._semaphore.leases)
+        taken = await talk.arun(self._semaphore._conversation(None), self._semaphore.leases)
         return AsyncHeldLease(taken) if isinstance(taken, HeldLease) else taken
 
     async def holders(self) -> list[Lease]:
-        """Return the records of those who hold a slot, by the store."""
+        """Return the records of those who hold a slot, by the store. See `Semaphore.holders`."""
         return await drive.ask(self._semaphore.holders)
 
     @asynccontextmanager
     async def hold(self, timeout: Duration | None = None) -> AsyncIterator[AsyncHeldLease]:  # noqa: ASYNC109
-        """Return a block that waits for at most `timeout` seconds."""
+        """Return a block that waits for at most `timeout` seconds. See `Semaphore.hold`."""
         async with _held(await self._acquire(timeout), self._semaphore.leases) as lease:
             yield lease
 
@@ -368,7 +368,10 @@ class AsyncSemaphore:
 
 @final
 class AsyncLeaseGroup:
-    """Several leases that were taken together, for asyncio: true, in the order of their names."""
+    """Several leases that were taken together, for asyncio: true, in the order of their names. See `LeaseGroup`.
+
+    Made by `AsyncPGLease.acquire_many`.
+    """
 
     def __init__(self, group: LeaseGroup) -> None:
         self._group = group
@@ -400,7 +403,7 @@ class AsyncLeaseGroup:
         return self._group.remaining()
 
     def raise_if_lost(self) -> None:
-        """Raise `LeaseLostError` for the first that was lost."""
+        """Raise for the first that was lost. See `LeaseGroup.raise_if_lost`."""
         self._group.raise_if_lost()
 
     async def release(self) -> bool:
@@ -423,12 +426,12 @@ class AsyncGroupContext(mistakes.NotTheBlockItself, mistakes.OnlyAsyncWith):
         self._unasked: Unasked | None = None
 
     async def acquire(self) -> AsyncLeaseGroup | NotAcquired:
-        """Take all, or none; the group's `release` ends them."""
+        """Take all, or none; the group's `release` ends them. See `PGLease.acquire_many`."""
         taken = await self._acquire()
         return taken if isinstance(taken, NotAcquired) else AsyncLeaseGroup(taken)
 
     async def _acquire(self) -> LeaseGroup | NotAcquired:
-        return self._context.got(await talk.arun(self._context.conversation(), self._context.leases))
+        return self._context._got(await talk.arun(self._context._conversation(), self._context.leases))
 
     async def __aenter__(self) -> AsyncLeaseGroup | NotAcquired:
         if self._entered is not None:
@@ -484,7 +487,7 @@ class AsyncLeaderElection:
 
     @classmethod
     def from_config(cls, leases: AsyncPGLease, name: str, config: LeaderElectionConfig) -> Self:
-        """Build one by a checked record; the environment is not asked."""
+        """Build one by a checked record; the environment is not asked. See `LeaderElection.from_config`."""
         return cls(LeaderElection.from_config(leases.client, name, config))
 
     async def reconfigure(self, config: LeaderElectionConfig) -> None:
@@ -506,15 +509,15 @@ class AsyncLeaderElection:
 
     async def stop(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as on the other face
         """End the campaign: work is cancelled, then the lease is released. See `LeaderElection.stop`."""
-        seconds = None if timeout is None else options.seconds(timeout, "timeout", zero=True)
+        seconds = _seconds(timeout)
         until = None if seconds is None else clock.now() + seconds
-        self._election.request_stop()
+        self._election._request_stop()
         if asyncio.current_task() in self._works:
             return False
         cancelled: asyncio.CancelledError | None = None
         while True:
             try:  # on the loop: the work may need every thread of ours to end
-                ended = await self._until(self._election.has_ended, None if until is None else until - clock.now())
+                ended = await self._until(self._election._has_ended, None if until is None else until - clock.now())
             except asyncio.CancelledError as error:
                 cancelled = error
                 continue
@@ -529,7 +532,7 @@ class AsyncLeaderElection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, GeneratorExit):  # closed with its loop: nobody is there to wait with
-            self._election.request_stop()
+            self._election._request_stop()
             return
         await self.stop()
 
@@ -541,7 +544,10 @@ class AsyncLeaderElection:
         return self._election.is_leader
 
     def is_leader_confirmed_within(self, seconds: Duration) -> bool:
-        """Tell whether this worker leads and a request sent in the last `seconds` has confirmed it. Not awaited."""
+        """Tell whether this worker leads and the store has confirmed it. Not awaited.
+
+        See `LeaderElection.is_leader_confirmed_within`.
+        """
         return self._election.is_leader_confirmed_within(seconds)
 
     @property
@@ -559,12 +565,12 @@ class AsyncLeaderElection:
         return AsyncWatch(self._election.observe())
 
     async def wait_for_leader(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109
-        """Wait until this worker leads; False if `timeout` or `stop` came first."""
+        """Wait until this worker leads; False if it does not. See `LeaderElection.wait_for_leader`."""
         await self._until(lambda: self.is_leader or self._election.over, _seconds(timeout))
         return self.is_leader
 
     async def wait_until_lost(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109
-        """Wait until this worker does not lead. False if `timeout` came first."""
+        """Wait until this worker does not lead. See `LeaderElection.wait_until_lost`."""
         return bool(await self._until(lambda: not self.is_leader, _seconds(timeout)))
 
     def health(self) -> Health:
@@ -575,7 +581,7 @@ class AsyncLeaderElection:
         """Return what `met` says as soon as that is true, or at the end of the time."""
         loop, changed = drive.running_loop(), asyncio.Event()
         listener = partial(drive.tell_loop, loop, changed.set)
-        self._election.tell(listener)
+        self._election._add_listener(listener)
         try:
             async with asyncio.timeout(None if seconds == float("inf") else seconds):
                 while not (answer := met()):
@@ -585,17 +591,15 @@ class AsyncLeaderElection:
         except TimeoutError:
             return met()
         finally:
-            self._election.untell(listener)
+            self._election._remove_listener(listener)
 
     # -- leading -------------------------------------------------------------------------------------------------------
 
     async def lead(self, work: Callable[[AsyncHeldLease], Coroutine[Any, Any, R]], *, repeat: bool = False) -> R | None:
         """Wait for leadership, then run `work(lease)` as a task, which is cancelled when this worker leads no more.
 
-        Campaigns for as long as this call lasts, unless the election runs already.
-
-        Returns:
-            what `work` returned, if this worker led until the end; None if it did not, or after `stop`.
+        Campaigns for as long as this call lasts, unless the election runs already. `repeat`, what is returned and what
+        is raised: as for `LeaderElection.lead`.
         """
         begun_here = self._election.over
         self.start()
@@ -604,10 +608,10 @@ class AsyncLeaderElection:
                 try:
                     result = await self._work(term, work)
                 finally:
-                    self._election.end_work(term)
+                    self._election._end_work(term)
                 if not repeat:
                     return result if term.leads else None
-                await self._until(partial(self._election.is_over, term))
+                await self._until(partial(self._election._is_over, term))
             return None
         finally:
             if begun_here:
@@ -615,7 +619,7 @@ class AsyncLeaderElection:
 
     def _begun(self) -> Term | Literal[True] | None:
         """Take part in the present term; True when there is nothing more to wait for."""
-        return self._election.begin_work(wait=False) or (True if self._election.over else None)
+        return self._election._begin_work(wait=False) or (True if self._election.over else None)
 
     async def _work(self, term: Term, work: Callable[[AsyncHeldLease], Coroutine[Any, Any, R]]) -> R | None:
         try:
@@ -623,7 +627,7 @@ class AsyncLeaderElection:
         except BaseException as error:
             task = asyncio.current_task()
             if not isinstance(error, asyncio.CancelledError) or task is None or not task.cancelling():
-                self._election.fail(term)  # its own doing, rather than ours who wait for it
+                self._election._fail(term)  # its own doing, rather than ours who wait for it
             raise
 
     async def _run(self, term: Term, begin: Callable[[], Awaitable[R]]) -> R | None:
@@ -657,18 +661,19 @@ class AsyncLeaderElection:
     def leader_only(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R | None]]:
         """Decorate a coroutine function so that it runs only while this worker leads; else it answers None.
 
-        A call runs as a task of its own, and is cancelled when this worker leads no more; then it answers None, too.
+        A call of `function` runs as a task of its own, and is cancelled when this worker leads no more; then it answers
+        None, too.
         """
 
         @functools.wraps(function)
         async def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
-            term = self._election.begin_work(wait=False)
+            term = self._election._begin_work(wait=False)
             if term is None:
                 return None
             try:
                 return await self._run(term, lambda: function(*args, **kwargs))
             finally:
-                self._election.end_work(term)
+                self._election._end_work(term)
 
         return call
 

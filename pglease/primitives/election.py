@@ -101,17 +101,31 @@ class LeaderElection:
     Args:
         leases: the client.
         name: the election, 1 to 240 characters.
-        ttl: seconds until another worker leads if this one dies. Default 15.
-        metadata: a JSON object that everybody can read in the record.
+        ttl: seconds until another worker leads if this one dies. Default 15, as client-go's: shorter than for a job,
+            since a role should not be vacant for long.
+        metadata: a JSON object of at most 8192 bytes and 16 levels that everybody can read in the record. Default None:
+            an empty one.
         on_started: called with the `HeldLease` when a term begins, on a thread of its own; it may work for as long as
-            the term lasts. If it raises, the term ends.
-        on_stopped: called when a term is over and its lease released; never before a term.
+            the term lasts. If it raises, that is logged, the term ends, and this worker stands back for a second.
+            Default None, as for the next two: nothing is called.
+        on_stopped: called when a term is over and its lease released; never before a term. Default None.
         on_new_leader: called with the record whenever somebody (also this worker) has become the leader, and at the
-            beginning if somebody leads; on a thread of its own, while the campaign goes on.
-        defer: seconds that this candidate lets others go first when the lease becomes free. Default 0.
+            beginning if somebody leads; on a thread of its own, while the campaign goes on. Default None.
+        defer: seconds, 0 or more, that this candidate lets others go first when the lease becomes free. Default 0.
         on_lost: "log" (default), or "exit": a loss ends the process, as for `PGLease.acquire`.
 
-    Building it does nothing; `start`, a block, `lead` or `run` begin the campaign.
+    Attributes:
+        leases: the client.
+
+    Building it does nothing; `start`, a block, `lead` or `run` begin the campaign. While the store is in trouble the
+    campaign goes on, and the log says so.
+
+    Raises:
+        ConfigurationError: every broken rule at once.
+
+    Source:
+        client-go's `leaderelection` (the callbacks, the record, the health probe), River's elector (the term, resigning
+        on request), grelmicro's `LeaderElection`. That work ends before the lease is released is ours.
     """
 
     def __init__(
@@ -144,7 +158,7 @@ class LeaderElection:
         self._on_stopped = on_stopped
         self._on_new_leader = on_new_leader
         self._fresh()
-        forks.forget_in_children(self)
+        forks.forget_in_children(self, LeaderElection._fresh)  # there it is no candidate
 
     @classmethod
     def from_config(cls, leases: PGLease, name: str, config: LeaderElectionConfig, **callbacks: Any) -> Self:
@@ -154,7 +168,7 @@ class LeaderElection:
             leases: the client.
             name: the lease's.
             config: its options.
-            callbacks: as for the class.
+            callbacks: `on_started`, `on_stopped`, `on_new_leader`, as for the class.
 
         Raises:
             ConfigurationError: no `LeaderElectionConfig`, or a name that is none.
@@ -192,11 +206,11 @@ class LeaderElection:
         for listener in tuple(self._listeners):
             listener()
 
-    def tell(self, listener: Callable[[], None]) -> None:
+    def _add_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener` at every change, on whatever thread. It must neither block nor raise."""
         self._listeners[listener] = None
 
-    def untell(self, listener: Callable[[], None]) -> None:
+    def _remove_listener(self, listener: Callable[[], None]) -> None:
         """Call it no more; harmless for what is not known."""
         self._listeners.pop(listener, None)
 
@@ -225,15 +239,18 @@ class LeaderElection:
         """End the campaign: work is told to end, then the lease is released. Idempotent.
 
         Args:
-            timeout: seconds to wait for the work to end. None (default) waits for as long as it takes.
+            timeout: seconds to wait for the work to end, 0 or more. None (default) waits for as long as it takes.
 
         Returns:
             False if the work goes on; the lease is kept until it ends. Also when called by the work itself.
+
+        Raises:
+            ConfigurationError: `timeout` is no duration; the campaign goes on.
         """
-        seconds = None if timeout is None else options.seconds(timeout, "timeout", zero=True)
+        seconds = _or_forever(timeout)
         with self._changed:
             thread = self._thread
-            self.request_stop()
+            self._request_stop()
             inside = thread is threading.current_thread() or (
                 self._term is not None and threading.get_ident() in self._term.workers
             )
@@ -246,11 +263,11 @@ class LeaderElection:
         thread.join(1.0)  # it has nothing more to do
         return True
 
-    def has_ended(self) -> bool:
+    def _has_ended(self) -> bool:
         """Tell whether no campaign goes on, not even one that was told to end."""
         return self._thread is None
 
-    def request_stop(self) -> None:
+    def _request_stop(self) -> None:
         """Begin to end the campaign, and return at once."""
         with self._changed:
             if self._thread is not None:
@@ -267,10 +284,6 @@ class LeaderElection:
     ) -> None:
         self.stop()
 
-    def forget(self) -> None:
-        """In a forked child: it is no candidate."""
-        self._fresh()
-
     # -- what is -------------------------------------------------------------------------------------------------------
 
     @property
@@ -280,11 +293,18 @@ class LeaderElection:
         return term is not None and term.leads
 
     def is_leader_confirmed_within(self, seconds: Duration) -> bool:
-        """Tell whether this worker leads and a request sent in the last `seconds` has confirmed it."""
+        """Tell whether this worker leads and a request sent in the last `seconds` has confirmed it.
+
+        Args:
+            seconds: seconds (or "5s"), more than 0. Renewals come three times per ttl, so below a third of that it is
+                often false.
+
+        Raises:
+            ConfigurationError: `seconds` is no duration.
+        """
+        within = options.seconds(seconds, "seconds")
         term = self._term
-        if term is None or not term.leads:
-            return False
-        return clock.now() - term.lease._hold.term.sent_at <= options.seconds(seconds, "seconds")
+        return term is not None and term.leads and clock.now() - term.lease._hold.term.sent_at <= within
 
     @property
     def lease(self) -> HeldLease | None:
@@ -296,7 +316,8 @@ class LeaderElection:
     def record(self) -> Lease | None:
         """The record of the present or the last leader, read now; None if there never was one.
 
-        Needs no campaign, and is kept when a leader resigns (`is_expired()` is then true).
+        Needs no campaign, and is kept when a leader resigns (`is_expired()` is then true). Errors as for
+        `PGLease.get_lease`.
         """
         return self.leases.get_lease(self.name)
 
@@ -308,23 +329,40 @@ class LeaderElection:
         return self.leases.watch(self.name, poll_interval=min(LONGEST_PAUSE, max(0.1, self._wanted.ttl / 3)))
 
     def wait_for_leader(self, timeout: Duration | None = None) -> bool:
-        """Wait until this worker leads; False if `timeout` (seconds; None: for ever) or `stop` came first."""
+        """Wait until this worker leads; False if `timeout` or `stop` came first. Campaigns only if that was begun.
+
+        Args:
+            timeout: seconds, 0 or more. Default None: for ever.
+
+        Raises:
+            ConfigurationError: `timeout` is no duration.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self.is_leader or self.over, _or_forever(timeout))
             return self.is_leader
 
     def wait_until_lost(self, timeout: Duration | None = None) -> bool:
-        """Wait until this worker does not lead; True at once if it does not. False if `timeout` came first."""
+        """Wait until this worker does not lead; True at once if it does not. False if `timeout` came first.
+
+        Args:
+            timeout: seconds, 0 or more. Default None: for ever.
+
+        Raises:
+            ConfigurationError: `timeout` is no duration.
+        """
         with self._changed:
             return self._changed.wait_for(lambda: not self.is_leader, _or_forever(timeout))
 
     @property
     def over(self) -> bool:
-        """Whether there is no campaign."""
+        """Whether there is no campaign: none was begun, or it was told to end."""
         return self._thread is None or self._thread.stopping.is_set()
 
     def health(self) -> Health:
-        """Answer a health probe: not well when work goes on without a confirmed lease, or the campaign has died."""
+        """Answer a health probe: not well when work goes on without a confirmed lease, or the campaign has died.
+
+        Asks no store: whether the store is well is another probe's question.
+        """
         term, thread = self._term, self._thread
         if term is not None and term.workers and not term.lease.held:
             return Health(ok=False, reason=f"work goes on though the lease {self.name!r} is not held")
@@ -341,17 +379,20 @@ class LeaderElection:
 
         Args:
             work: what only the leader does. If it raises, the term ends, the lease is released and the error comes out.
-            repeat: run it again in each later term, until `stop`. Default False.
+            repeat: run it again in each later term, until `stop`. Default False: once.
 
         Returns:
             what `work` returned, if this worker led until the end; None if it did not, or after `stop`.
+
+        Raises:
+            Exception: what `work` raised; the term is over, and its lease released when all other work has ended.
         """
         with self._running():
-            while (term := self.begin_work(wait=True)) is not None:
+            while (term := self._begin_work(wait=True)) is not None:
                 try:
                     result = self._work(term, work)
                 finally:
-                    self.end_work(term)
+                    self._end_work(term)
                 if not repeat:
                     return result if term.leads else None
                 self._wait_until_over(term)
@@ -364,6 +405,8 @@ class LeaderElection:
         on_new_leader: Callable[[Lease], object] | None = None,
     ) -> None:
         """Campaign until `stop`, or an exception such as Ctrl-C in this thread.
+
+        On leaving, work has ended and the lease is released, unless the election ran already.
 
         Args:
             on_started, on_stopped, on_new_leader: as for the class, in the place of what was said there.
@@ -398,7 +441,7 @@ class LeaderElection:
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
-            term = self.begin_work(wait=False)
+            term = self._begin_work(wait=False)
             if term is None:
                 return None
             try:
@@ -406,7 +449,7 @@ class LeaderElection:
                 return function(*args, **kwargs)
             finally:
                 current.leave(term.lease)
-                self.end_work(term)
+                self._end_work(term)
 
         return call
 
@@ -414,10 +457,14 @@ class LeaderElection:
         """Resign: work is told to end, then the lease is released; returns at once.
 
         Args:
-            cooldown: seconds during which this worker is no candidate. Default: the ttl.
+            cooldown: seconds, 0 or more, during which this worker is no candidate. Default None: the ttl, in which
+                somebody else has had the time to come.
 
         Returns:
             whether it led. A candidate stands back all the same.
+
+        Raises:
+            ConfigurationError: `cooldown` is no duration; nothing changed.
         """
         seconds = self._wanted.ttl if cooldown is None else options.seconds(cooldown, "cooldown", zero=True)
         with self._changed:
@@ -432,6 +479,9 @@ class LeaderElection:
         """Ask the present leader, in whatever process, to step down; False if nobody leads or somebody has asked.
 
         It looks for requests three times per ttl. A request concerns the present term alone, and lapses after two ttl.
+
+        Raises:
+            BackendError: unknown whether the request was left; it may be made again.
         """
         record = self.record
         if record is None or record.is_expired():
@@ -591,25 +641,25 @@ class LeaderElection:
         except BaseException:  # also SystemExit, which would end this thread in silence
             log.exception("the work of the leader of %r failed", self.name, extra={"lease_name": self.name})
         finally:
-            self.end_work(term)
+            self._end_work(term)
 
     def _work(self, term: Term, work: Callable[[HeldLease], R]) -> R:
         current.enter(term.lease)
         try:
             return work(term.lease)
         except BaseException:
-            self.fail(term)
+            self._fail(term)
             raise
         finally:
             current.leave(term.lease)
 
-    def fail(self, term: Term) -> None:
+    def _fail(self, term: Term) -> None:
         """End a term whose work has raised."""
         with self._changed:
             term.failed = True
             term.leave()
 
-    def begin_work(self, *, wait: bool) -> Term | None:
+    def _begin_work(self, *, wait: bool) -> Term | None:
         """Take part in the present term; None if there is none and none comes."""
         with self._changed:
             if wait:
@@ -620,19 +670,19 @@ class LeaderElection:
             term.workers.append(threading.get_ident())
             return term
 
-    def end_work(self, term: Term) -> None:
+    def _end_work(self, term: Term) -> None:
         """Note that this thread's part in the term is over."""
         with self._changed:
             term.workers.remove(threading.get_ident())
             self._tell()
 
-    def is_over(self, term: Term) -> bool:
+    def _is_over(self, term: Term) -> bool:
         """Tell whether a term has given way to another, or there will be none."""
         return self._term is not term or self.over
 
     def _wait_until_over(self, term: Term) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self.is_over(term))
+            self._changed.wait_for(lambda: self._is_over(term))
 
     def __repr__(self) -> str:
         return f"<LeaderElection {self.name!r}, {'leads' if self.is_leader else 'does not lead'}>"

@@ -27,19 +27,23 @@ class Lock:
 
     Args:
         leases: the client.
-        name, ttl, min_hold, max_hold, metadata, heartbeat, fair, on_lost: as for `PGLease.acquire`.
+        name, ttl, min_hold, max_hold, metadata, heartbeat, fair, on_lost: as for `PGLease.acquire`, with its defaults.
         reentrant: what a nested acquire by the same thread or task does, also through another `Lock` of that name on
             the same client. False (default): `ReentrantError`, for it would wait for itself. True: it is counted, keeps
             token and handle, and as many releases end it.
 
+    Attributes:
+        leases: the client.
+        name: the lease's name.
+
     Raises:
-        ConfigurationError: every broken rule at once.
+        ConfigurationError: every broken rule at once, also where the store lacks what is asked for.
+
+    Source:
+        the verbs of `threading.Lock` and of grelmicro's `Lock`.
     """
 
     __slots__ = ("_blocks", "_checked", "_lease", "_reentrant", "_ttl", "leases", "name")
-
-    name: str
-    """The lease's name."""
 
     def __init__(
         self,
@@ -71,7 +75,7 @@ class Lock:
                 fair=fair,
                 on_lost=on_lost,
             )
-            leases.check_traits(self._checked)
+            leases._check_traits(self._checked)
         self._lease: HeldLease | None = None
         self._blocks: dict[identity.Caller, list[HeldLease]] = {}
 
@@ -121,37 +125,38 @@ class Lock:
             timeout: seconds to wait at most; None (default) waits for ever, 0 asks once.
 
         Raises:
+            ConfigurationError: `timeout` is no duration.
             AcquireTimeout: somebody else has it still. Nothing is held.
-            ReentrantError: this thread or task has it through this client.
+            ReentrantError: this thread or task has it through this client. That hold goes on.
             BackendError: nothing is held, or lapses by itself.
         """
-        wanted = self.asked(timeout)
-        return self.got(self.again() or self.leases.taking.take(wanted), wanted)
+        wanted = self._asked(timeout)
+        return self._got(self._again() or self.leases.taking.take(wanted), wanted)
 
     def acquire_nowait(self) -> HeldLease | NotAcquired:
         """Ask once: a `HeldLease` (true), or a `NotAcquired` (false) that says who has it.
 
         Raises:
-            ReentrantError: this thread or task has it through this client.
+            ReentrantError: this thread or task has it through this client. That hold goes on.
             BackendError: nothing is held, or lapses by itself.
         """
-        taken = self.again(refuse=True) or self.leases.taking.take(self._wanted)
-        return taken if isinstance(taken, NotAcquired) else self.got(taken, self._wanted)
+        taken = self._again(refuse=True) or self.leases.taking.take(self._wanted)
+        return taken if isinstance(taken, NotAcquired) else self._got(taken, self._wanted)
 
     # What both faces are made of.
 
-    def asked(self, timeout: Duration | None) -> HoldOptions:
+    def _asked(self, timeout: Duration | None) -> HoldOptions:
         """Return what an acquire that waits so long asks for."""
         return replace(self._wanted, wait=options.wait(timeout, "timeout"))
 
-    def got(self, taken: HeldLease | NotAcquired, wanted: HoldOptions) -> HeldLease:
+    def _got(self, taken: HeldLease | NotAcquired, wanted: HoldOptions) -> HeldLease:
         """Keep the handle of what was taken; a refusal is an error."""
         if isinstance(taken, NotAcquired):
             raise not_acquired(taken, wanted)
         self._lease = taken
         return taken
 
-    def again(self, *, refuse: bool = False) -> HeldLease | None:
+    def _again(self, *, refuse: bool = False) -> HeldLease | None:
         """Count one more nested acquire, if that is allowed and this is one; if it is not, perhaps `refuse`."""
         if not self._reentrant:
             if refuse and self.owned():
@@ -176,7 +181,11 @@ class Lock:
         return self._lease
 
     def locked(self) -> bool:
-        """Tell whether anybody holds it, by the store: a look, which changes nothing."""
+        """Tell whether anybody holds it, by the store: a look, which changes nothing.
+
+        Raises:
+            BackendError: as for `PGLease.get_lease`.
+        """
         record = self.leases.get_lease(self.name)
         return record is not None and not record.is_expired()
 
@@ -187,9 +196,13 @@ class Lock:
     def extend(self, ttl: Duration | None = None) -> HeldLease:
         """Extend what was acquired through this object; the token stays. See `HeldLease.renew`.
 
+        Args:
+            ttl: seconds from the store's now, now and at later renewals. Default None: as acquired.
+
         Raises:
-            NotOwnedError: nothing is held, or it has ended: lapsed, taken, released.
-            BackendUnavailable: unknown; belief does not grow.
+            ConfigurationError: `ttl` is no duration; nothing was sent.
+            NotOwnedError: nothing is held, or it has ended: lapsed, taken, released. Nothing changed.
+            BackendUnavailable: unknown whether it was extended; belief does not grow.
         """
         lease = self._mine()
         lease.renew(ttl)
@@ -201,7 +214,7 @@ class Lock:
         """End what was acquired through this object, from any thread; of nested ones the innermost.
 
         Raises:
-            NotOwnedError: nothing is held, or it has ended before: lapsed, taken, released.
+            NotOwnedError: nothing is held, or it has ended before: lapsed, taken, released. Nothing changed.
             ReleaseError: the store could not confirm it; over here, lapses there by its ttl.
         """
         lease = self._mine()
@@ -221,7 +234,12 @@ class Lock:
 
     @contextmanager
     def hold(self, timeout: Duration | None = None) -> Iterator[HeldLease]:
-        """Return a block that waits for at most `timeout` seconds. Otherwise as the lock itself as a block."""
+        """Return a block that waits for at most `timeout` seconds (None: for ever). Otherwise as `with lock:`.
+
+        Raises:
+            AcquireTimeout, ReentrantError, BackendError: on entering, as for `acquire`.
+            LeaseLostError: on leaving, unless the block raised already or `on_lost="log"`.
+        """
         with _Block(self, self.acquire(timeout)) as lease:
             yield lease
 

@@ -24,7 +24,10 @@ MOST_NAMES = 1000
 
 @final
 class LeaseGroup:
-    """Several leases that were taken together: true, by name in the order of their names."""
+    """Several leases that were taken together: true, in the order of their names.
+
+    `group["a"]` is the `HeldLease` of `a`, iterating yields them all. Each is renewed by itself, and may be lost alone.
+    """
 
     def __init__(self, leases: Iterable[HeldLease]) -> None:
         self._leases = {lease.name: lease for lease in leases}
@@ -56,7 +59,11 @@ class LeaseGroup:
         return min(lease.remaining() for lease in self._leases.values())
 
     def raise_if_lost(self) -> None:
-        """Raise `LeaseLostError` for the first that was lost."""
+        """Raise for the first that was lost; asks no store.
+
+        Raises:
+            LeaseLostError: with its name and reason. The others are held still.
+        """
         for lease in self._leases.values():
             lease.raise_if_lost()
 
@@ -112,10 +119,14 @@ class GroupContext(mistakes.NotTheBlockItself, mistakes.OnlyWith):
         self._unasked: Unasked | None = None
 
     def acquire(self) -> LeaseGroup | NotAcquired:
-        """Take all, or none; the group's `release` ends them. Raises as the block does on entering."""
-        return self.got(talk.run(self.conversation(), self.leases))
+        """Take all, or none; the group's `release` ends them.
 
-    def got(self, taken: LeaseGroup | NotAcquired) -> LeaseGroup | NotAcquired:
+        Raises:
+            AcquisitionError, ReentrantError, BackendError: as the block does on entering. See `PGLease.acquire_many`.
+        """
+        return self._got(talk.run(self._conversation(), self.leases))
+
+    def _got(self, taken: LeaseGroup | NotAcquired) -> LeaseGroup | NotAcquired:
         """Return what was taken; a refusal is an error, if it was to be one."""
         if isinstance(taken, NotAcquired) and self._raise:
             raise not_acquired(taken, replace(self._wanted[0], name=taken.name, wait=self._wait))
@@ -140,11 +151,11 @@ class GroupContext(mistakes.NotTheBlockItself, mistakes.OnlyWith):
         group, self._group = self._group, None
         unasked, self._unasked = self._unasked, None
         if group is not None:
-            self.leave(group, error)
+            self._leave(group, error)
         elif unasked is not None and error is None:
             unasked.warn()
 
-    def leave(self, group: LeaseGroup, error: BaseException | None) -> None:
+    def _leave(self, group: LeaseGroup, error: BaseException | None) -> None:
         """End every hold of a block; the first loss is raised when all are ended.
 
         Once the store leaves one release unconfirmed, the background has the others: it takes no longer than one.
@@ -161,7 +172,7 @@ class GroupContext(mistakes.NotTheBlockItself, mistakes.OnlyWith):
         if trouble is not None:
             raise trouble
 
-    def conversation(self) -> Talk[LeaseGroup | NotAcquired]:
+    def _conversation(self) -> Talk[LeaseGroup | NotAcquired]:
         """Return the talk: nobody waits while it holds anything, so there is no deadlock."""
         deadline = Deadline(self._wait)
         first: HoldOptions | None = None

@@ -47,10 +47,17 @@ class ReadWriteLock:
     Args:
         leases: the client.
         name: the lock, 1 to 240 characters.
-        ttl, metadata, max_hold, on_lost: as for `PGLease.acquire`.
+        ttl, metadata, max_hold, on_lost: as for `PGLease.acquire`, with its defaults.
+
+    Attributes:
+        leases: the client.
+        name: the lock's name.
 
     Raises:
         ConfigurationError: every broken rule at once.
+
+    Source:
+        `poisoned` is that of Rust's `RwLock`; the rest is told as grelmicro's `ReadWriteLock` tells it.
     """
 
     def __init__(
@@ -111,11 +118,12 @@ class ReadWriteLock:
             timeout: seconds to wait at most; None (default) waits for ever, 0 asks once.
 
         Raises:
+            ConfigurationError: `timeout` is no duration.
             AcquireTimeout: a writer has it still. Nothing is held.
-            ReentrantError: this thread or task writes through this client.
+            ReentrantError: this thread or task writes through this client. That hold goes on.
             BackendError: nothing is held, or lapses by itself.
         """
-        return self._acquire(self.reading, timeout)
+        return self._acquire(self._reading, timeout)
 
     def acquire_write(self, timeout: Duration | None = None) -> HeldLease:
         """Wait until nobody holds it, and hold it alone.
@@ -124,17 +132,18 @@ class ReadWriteLock:
             timeout: as for `acquire_read`.
 
         Raises:
-            AcquireTimeout: somebody has it still. Nothing is held.
-            ReentrantError: this thread or task reads or writes through this client.
+            ConfigurationError: `timeout` is no duration.
+            AcquireTimeout: somebody has it still. Nothing is held, and new readers are let in again.
+            ReentrantError: this thread or task reads or writes through this client. That hold goes on.
             BackendError: nothing is held, or lapses by itself.
         """
-        return self._acquire(self.writing, timeout)
+        return self._acquire(self._writing, timeout)
 
     def _acquire(self, conversation: Any, timeout: Duration | None) -> HeldLease:
         wait = options.wait(timeout, "timeout")
-        return self.got(talk.run(conversation(wait), self.leases), wait)
+        return self._got(talk.run(conversation(wait), self.leases), wait)
 
-    def got(self, taken: HeldLease | NotAcquired, wait: float) -> HeldLease:
+    def _got(self, taken: HeldLease | NotAcquired, wait: float) -> HeldLease:
         """Return what was taken; a refusal is an error."""
         if isinstance(taken, NotAcquired):
             raise not_acquired(taken, replace(self._reader, wait=wait))
@@ -142,12 +151,20 @@ class ReadWriteLock:
 
     @contextlib.contextmanager
     def read(self, timeout: Duration | None = None) -> Iterator[HeldLease]:
-        """Return a block for reading; `timeout` and errors as for `acquire_read`."""
+        """Return a block for reading; `timeout` and errors on entering as for `acquire_read`.
+
+        Raises:
+            LeaseLostError: on leaving, unless the block raised already or `on_lost="log"`.
+        """
         yield from self._block(self.acquire_read(timeout))
 
     @contextlib.contextmanager
     def write(self, timeout: Duration | None = None) -> Iterator[HeldLease]:
-        """Return a block for writing; `timeout` and errors as for `acquire_write`."""
+        """Return a block for writing; `timeout` and errors on entering as for `acquire_write`.
+
+        Raises:
+            LeaseLostError: on leaving, unless the block raised already or `on_lost="log"`.
+        """
         yield from self._block(self.acquire_write(timeout))
 
     def _block(self, lease: HeldLease) -> Iterator[HeldLease]:
@@ -170,12 +187,13 @@ class ReadWriteLock:
             writing: what `write` or `acquire_write` gave.
 
         Raises:
-            NotOwnedError: it is no live hold of a writer of this lock.
+            NotOwnedError: it is no live hold of a writer of this lock. Nothing is held under it.
+            BackendError: the writer's hold goes on; a reader's that was taken is given back, or lapses by itself.
         """
-        self.check_writer(writing)
-        return talk.run(self.downgrading(writing), self.leases)
+        self._check_writer(writing)
+        return talk.run(self._downgrading(writing), self.leases)
 
-    def check_writer(self, writing: HeldLease) -> None:
+    def _check_writer(self, writing: HeldLease) -> None:
         """Refuse what is no live hold of a writer of this lock."""
         if writing.name != self._writer.name or not writing.held:
             raise NotOwnedError(f"{writing!r} does not write under {self.name!r}", name=self.name)
@@ -184,7 +202,10 @@ class ReadWriteLock:
 
     @property
     def generation(self) -> int:
-        """The token of the present or the last writer, by the store; 0 before the first."""
+        """The token of the present or the last writer, by the store; 0 before the first.
+
+        One that only waits has one, too. Errors as for `PGLease.get_lease`.
+        """
         record = self.leases.get_lease(self._writer.name)
         return record.fencing_token if record is not None else 0
 
@@ -193,7 +214,7 @@ class ReadWriteLock:
         """Whether the last writer's lease ran out, by the store: what it wrote may be half done.
 
         Known until the next writer comes, also one that only waits and gives up; and not known of a writer whose hold
-        was ended by an operator.
+        was ended by an operator. Errors as for `PGLease.get_lease`.
         """
         record = self.leases.get_lease(self._writer.name)
         if record is None or record.given_back or not record.is_expired():
@@ -202,12 +223,12 @@ class ReadWriteLock:
         return bool(abs(ran_for - record.metadata.get(_INTENT, 0.0)) > 0.001)
 
     def readers(self) -> list[Lease]:
-        """Return the records of those who read, by the store."""
+        """Return the records of those who read, by the store. Errors as for `PGLease.list_leases`."""
         return _live(self.name, self.leases.list_leases(self.name + READER))
 
     # -- how it is got -------------------------------------------------------------------------------------------------
 
-    def reading(self, wait: float | None) -> Talk[HeldLease | NotAcquired]:
+    def _reading(self, wait: float | None) -> Talk[HeldLease | NotAcquired]:
         """Return the talk of one acquire for reading."""
         deadline = Deadline(wait)
         self._refuse_to_wait(deadline, lambda name: name == self._writer.name)
@@ -248,7 +269,7 @@ class ReadWriteLock:
         talk.abandon(reading, self.leases)
         return writer
 
-    def writing(self, wait: float | None) -> Talk[HeldLease | NotAcquired]:
+    def _writing(self, wait: float | None) -> Talk[HeldLease | NotAcquired]:
         """Return the talk of one acquire for writing."""
         deadline = Deadline(wait)
         self._refuse_to_wait(deadline, lambda name: name == self._writer.name or self._is_reader(name))
@@ -284,7 +305,7 @@ class ReadWriteLock:
                 yield deadline.rest(vigil, reading)
         return None
 
-    def downgrading(self, writing: HeldLease) -> Talk[HeldLease]:
+    def _downgrading(self, writing: HeldLease) -> Talk[HeldLease]:
         """Return the talk of a downgrade."""
         reading = yield from self._raise_flag()
         try:

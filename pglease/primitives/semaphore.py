@@ -39,11 +39,15 @@ class Semaphore:
         leases: the client.
         name: the semaphore, 1 to 240 characters.
         limit: 1 to 10,000. Processes may disagree: a smaller limit counts everybody who holds, and lets the others end.
-        ttl, min_hold, max_hold, metadata, on_lost: as for `PGLease.acquire`.
-        fair: serve those who wait in the order of their arrival, on stores that can (`traits.fair`).
+        ttl, min_hold, max_hold, metadata, on_lost: as for `PGLease.acquire`, with its defaults.
+        fair: serve those who wait in the order of their arrival, on stores that can (`traits.fair`). Default False.
+
+    Attributes:
+        leases: the client.
+        name: the semaphore's name.
 
     Raises:
-        ConfigurationError: every broken rule at once.
+        ConfigurationError: every broken rule at once, also where the store lacks what is asked for.
     """
 
     def __init__(
@@ -77,7 +81,7 @@ class Semaphore:
             room = problems.check(options.limit, limit, "limit")
             wanted = problems.check(options.hold_options, name, ttl, **hold)
             problems.check(options.stem, name, "name")
-        self.leases.check_traits(wanted)
+        self.leases._check_traits(wanted)
         self.name = wanted.name
         self._limit = room
         self._slot = replace(wanted, fair=False)
@@ -110,7 +114,7 @@ class Semaphore:
 
     @property
     def limit(self) -> int:
-        """How many may hold at a time. May be set; it counts from the next acquire on."""
+        """How many may hold at a time. May be set, to 1 to 10,000; it counts from the next acquire on."""
         return self._limit
 
     @limit.setter
@@ -124,13 +128,14 @@ class Semaphore:
             timeout: seconds to wait at most; None (default) waits for ever, 0 asks once.
 
         Raises:
+            ConfigurationError: `timeout` is no duration.
             AcquireTimeout: all slots are taken still. Nothing is held.
             BackendError: nothing is held, or lapses by itself.
         """
         wait = options.wait(timeout, "timeout")
-        return self.got(talk.run(self.conversation(wait), self.leases), wait)
+        return self._got(talk.run(self._conversation(wait), self.leases), wait)
 
-    def got(self, taken: HeldLease | NotAcquired, wait: float) -> HeldLease:
+    def _got(self, taken: HeldLease | NotAcquired, wait: float) -> HeldLease:
         """Return what was taken; a refusal is an error."""
         if isinstance(taken, NotAcquired):
             raise not_acquired(taken, replace(self._slot, name=self.name, wait=wait))
@@ -140,16 +145,24 @@ class Semaphore:
         """Ask once: a `HeldLease` (true), or a `NotAcquired` (false) that names one of the holders.
 
         With `fair=True` also while somebody waits, or has only just got a slot and is on the way in.
+
+        Raises:
+            BackendError: nothing is held, or lapses by itself.
         """
-        return talk.run(self.conversation(None), self.leases)
+        return talk.run(self._conversation(None), self.leases)
 
     def holders(self) -> list[Lease]:
-        """Return the records of those who hold a slot, by the store."""
+        """Return the records of those who hold a slot, by the store. Errors as for `PGLease.list_leases`."""
         return [record for _, record in _live(self.name, self.leases.list_leases(self.name + SLOT))]
 
     @contextmanager
     def hold(self, timeout: Duration | None = None) -> Iterator[HeldLease]:
-        """Return a block that waits for at most `timeout` seconds."""
+        """Return a block that waits for at most `timeout` seconds (None: for ever).
+
+        Raises:
+            AcquireTimeout, BackendError: on entering, as for `acquire`.
+            LeaseLostError: on leaving, unless the block raised already or `on_lost="log"`.
+        """
         lease = self._enter(self.acquire(timeout))
         error: BaseException | None = None
         try:
@@ -188,7 +201,7 @@ class Semaphore:
 
     # -- how a slot is got ---------------------------------------------------------------------------------------------
 
-    def conversation(self, wait: float | None) -> Talk[HeldLease | NotAcquired]:
+    def _conversation(self, wait: float | None) -> Talk[HeldLease | NotAcquired]:
         """Return the talk of one acquire."""
         deadline, refusal = Deadline(wait), None
         if not self._gate.fair:  # else nobody gets a slot past those who wait
@@ -217,7 +230,7 @@ class Semaphore:
             if deadline.over():
                 return self._refusal(taken)
             if not gate.held:  # paused for long: others may be at the gate
-                return (yield from self.conversation(deadline.left()))
+                return (yield from self._conversation(deadline.left()))
             yield deadline.rest(vigil, taken)
 
     def _behind(self, gate: NotAcquired) -> Talk[NotAcquired]:

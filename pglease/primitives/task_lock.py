@@ -27,19 +27,27 @@ class TaskLock:
     Args:
         leases: the client.
         name: the lease.
-        ttl: seconds after which the lease is free if the worker dies, and the longest run without `refresh`.
+        ttl: seconds after which the lease is free if the worker dies, and the longest run without `refresh`. Default
+            60.
         min_hold: seconds from the start during which nobody else runs it, by the store's clock, however short the run.
-        max_hold: seconds after which it is lost, `refresh` or not.
-        once_per: one run per slot of time, as for `PGLease.singleton_task`.
+            At most ttl, unless it is renewed. Default None: free at the end of the run.
+        max_hold: seconds after which it is lost, `refresh` or not. Default None: never.
+        once_per: one run per slot of time, as for `PGLease.singleton_task`. Default None.
         metadata: as for `PGLease.acquire`.
         heartbeat: True renews it in the background. Default False: a run that hangs loses it.
         on_lost: as for `PGLease.acquire`.
 
+    Attributes:
+        leases: the client.
+
     Raises:
-        ConfigurationError: every broken rule at once.
+        ConfigurationError: every broken rule at once, also where the store lacks what is asked for.
+
+    Source:
+        grelmicro's `TaskLock`, and ShedLock's `lockAtMostFor` and `lockAtLeastFor`.
     """
 
-    __slots__ = ("_blocks", "_lease", "leases", "wanted")
+    __slots__ = ("_blocks", "_lease", "_wanted", "leases")
 
     def __init__(
         self,
@@ -55,7 +63,7 @@ class TaskLock:
         on_lost: OnLost = "raise",
     ) -> None:
         self.leases = leases
-        self.wanted = options.hold_options(
+        self._wanted = options.hold_options(
             name,
             ttl,
             min_hold=min_hold,
@@ -65,7 +73,7 @@ class TaskLock:
             on_lost=on_lost,
             once_per=None if once_per is None else slots_of(once_per),
         )
-        leases.check_traits(self.wanted)
+        leases._check_traits(self._wanted)
         self._lease: HeldLease | None = None
         self._blocks: dict[identity.Caller, list[HeldLease | NotAcquired]] = {}
 
@@ -95,13 +103,13 @@ class TaskLock:
             ConfigurationError: no `TaskLockConfig`, or one that this store cannot keep; nothing is changed.
             BackendUnavailable: the new options count, and it is unknown whether the run was refreshed.
         """
-        self.wanted = type(self).from_config(self.leases, self.name, config).wanted
-        renew_by(self.wanted.ttl, self._lease)
+        self._wanted = type(self).from_config(self.leases, self.name, config)._wanted
+        renew_by(self._wanted.ttl, self._lease)
 
     @property
     def name(self) -> str:
         """The lease's name."""
-        return self.wanted.name
+        return self._wanted.name
 
     @property
     def lease(self) -> HeldLease | None:
@@ -114,9 +122,9 @@ class TaskLock:
         Raises:
             BackendError: nothing is held, or lapses by itself.
         """
-        return self.got(self.leases.taking.take(self.wanted))
+        return self._got(self.leases.taking.take(self._wanted))
 
-    def got(self, taken: HeldLease | NotAcquired) -> HeldLease | NotAcquired:
+    def _got(self, taken: HeldLease | NotAcquired) -> HeldLease | NotAcquired:
         """Keep the handle of what was taken; a refusal leaves the run that may be under way its handle."""
         if isinstance(taken, HeldLease):
             self._lease = taken
@@ -126,8 +134,9 @@ class TaskLock:
         """Extend the run by `ttl` seconds from now (default: its ttl); the token stays.
 
         Raises:
-            NotOwnedError: there is no run, or it has lost the lease.
-            BackendUnavailable: unknown; belief does not grow.
+            ConfigurationError: `ttl` is no duration; nothing was sent.
+            NotOwnedError: there is no run, or it has lost the lease. Nothing changed.
+            BackendUnavailable: unknown whether it was extended; belief does not grow.
         """
         lease = self._mine()
         lease.renew(ttl)
@@ -138,7 +147,11 @@ class TaskLock:
         return self.refresh(ttl)
 
     def locked(self) -> bool:
-        """Tell whether the lease is held, or waited out (`min_hold`, `once_per`), by the store."""
+        """Tell whether the lease is held, or waited out (`min_hold`, `once_per`), by the store.
+
+        Raises:
+            BackendError: as for `PGLease.get_lease`.
+        """
         record = self.leases.get_lease(self.name)
         return record is not None and not record.is_expired()
 
@@ -146,7 +159,7 @@ class TaskLock:
         """End the run; the lease is free at once, or when `min_hold` or the slot is over.
 
         Raises:
-            NotOwnedError: there is no run, or it has lost the lease.
+            NotOwnedError: there is no run, or it has lost the lease. Nothing changed.
             ReleaseError: the store could not confirm it; over here, lapses there by its ttl.
         """
         if not self._mine().release():
@@ -160,23 +173,23 @@ class TaskLock:
         return lease
 
     def __enter__(self) -> HeldLease | NotAcquired:
-        self.refuse_if_in_use()
-        return self.begin_block(self.acquire())
+        self._refuse_if_in_use()
+        return self._begin_block(self.acquire())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if (lease := self.end_block()) is not None:
+        if (lease := self._end_block()) is not None:
             self.leases.taking.leave(lease._hold, error)
 
     # What both faces are made of.
 
-    def refuse_if_in_use(self) -> None:
+    def _refuse_if_in_use(self) -> None:
         """Refuse a second block, whose end would be taken for the first one's."""
         if self._lease is not None and self._lease.held:
             raise ConfigurationError(f"this TaskLock({self.name!r}) is in use: a second block needs its own")
 
-    def begin_block(self, taken: HeldLease | NotAcquired) -> HeldLease | NotAcquired:
+    def _begin_block(self, taken: HeldLease | NotAcquired) -> HeldLease | NotAcquired:
         """Let this caller's body run under what was taken."""
         self._blocks.setdefault(identity.current_caller(), []).append(taken)
         if isinstance(taken, HeldLease):
@@ -184,7 +197,7 @@ class TaskLock:
             current.enter(taken)
         return taken
 
-    def end_block(self) -> HeldLease | None:
+    def _end_block(self) -> HeldLease | None:
         """Return what this caller's body ran under, to be given back; a run that was late may have a successor here."""
         caller = identity.current_caller()
         if caller not in self._blocks:

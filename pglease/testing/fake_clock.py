@@ -7,7 +7,7 @@ class FakeClock:
     """Stands in for the boot clock: `MemoryBackend(clock=FakeClock())`.
 
     Args:
-        start: seconds it shows at first.
+        start: seconds it shows at first. Default 1000.
     """
 
     def __init__(self, start: float = 1000.0) -> None:

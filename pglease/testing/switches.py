@@ -70,7 +70,7 @@ def never_acquire(held_by: str = "somebody else") -> Iterator[None]:
     """Refuse every lease to whoever asks, at once: also who would wait, and however long.
 
     Args:
-        held_by: who has them all, as a refusal says.
+        held_by: who has them all, as a refusal says. Default "somebody else".
     """
 
     def refuse(taking: Taking, wanted: HoldOptions, **_: Any) -> NotAcquired:
@@ -106,8 +106,8 @@ def lose_after(name: str, calls: int = 1, reason: LossReason = "taken") -> Itera
 
     Args:
         name: the lease.
-        calls: looks that still find it held. 0: the first one finds it lost.
-        reason: why it is lost.
+        calls: looks that still find it held, 0 or more. Default 1: the first finds it held, the second lost.
+        reason: why it is lost. Default "taken".
     """
     counted = _Looks(name, calls, reason)
     looks: dict[str, Any] = {look: counted.counting(getattr(HeldLease, look)) for look in LOOKS}

@@ -25,7 +25,7 @@ class MovableClock(FakeClock):
     has not that much left is lost. Holders hear of it at once, waiters look again.
 
     Args:
-        start: seconds it shows at first.
+        start: seconds it shows at first. Default 1000.
 
     Attributes:
         store: the memory store whose time this is; set by whoever makes the store.
@@ -82,8 +82,8 @@ class World:
 
         Args:
             name: a lease that one of the two holds.
-            noticed: whether its holder hears of it at once, as from its next renewal. False: it goes on believing, like
-                one that is paused, until it asks the store.
+            noticed: whether its holder hears of it at once, as from its next renewal. Default True. False: it goes on
+                believing, like one that is paused, until it asks the store.
 
         Raises:
             LookupError: neither of the two holds it.
@@ -99,7 +99,7 @@ class World:
 
         Args:
             name: a lease that one of the two holds.
-            owner: what the thief is called.
+            owner: what the thief is called. Default "thief".
             noticed: as for `expire`.
 
         Returns:

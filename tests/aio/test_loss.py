@@ -250,7 +250,7 @@ def test_waiting_for_a_loss_takes_no_thread_and_ends_with_it(leases):
             assert set(threading.enumerate()) <= before
             await force_out(leases, lease)
             assert await asyncio.gather(*waiting) == [True] * 50
-            assert await lease.lost.wait() is True
+            assert await lease.lost.wait(float("inf")) is True
 
     asyncio.run(main())
 

@@ -2,7 +2,7 @@
 
 * The front page is README.md. Whatever else of the repository a page leads to goes along, below `source/`.
 * `<!-- printed: commands -->` in a page becomes what the product says about itself: no page repeats it.
-* A page that would make a browser ask another host for something fails the build.
+* Pages forbid browsers to ask another host for anything; one that would, or that does not forbid it, fails the build.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ FETCHED = re.compile(
     r"""|(?:@import\s+|url\()["']?(?:https?:)?//[^\s"')]+"""
 )
 """What a browser asks for without being told to by its reader."""
+POLICY = """<meta http-equiv="Content-Security-Policy" content="default-src 'self' file: data: 'unsafe-inline'">"""
+"""What a browser holds a page to, its scripts included: those of the theme would ask others for what an old browser
+lacks, and for diagrams. `file:` is for pages that are read without a server."""
 
 
 # -- pages and the files they lead to ----------------------------------------------------------------------------------
@@ -207,8 +210,18 @@ PARTS: dict[str, Callable[[], str]] = {"commands": commands, "knobs": knobs, "va
 # -- what the site asks for --------------------------------------------------------------------------------------------
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """Have browsers refuse to ask another host, before a page can say anything."""
+    return output.replace("<head>", f"<head>{POLICY}", 1)
+
+
+def on_post_template(output_content: str, *, template_name: str, **_: Any) -> str:
+    """Do the same for what is a page of the theme's, as that of a wrong address."""
+    return on_post_page(output_content) if template_name.endswith(".html") else output_content
+
+
 def on_post_build(config: MkDocsConfig) -> None:
-    """Fail the build if a page makes a browser ask another host."""
+    """Fail the build if a page makes a browser ask another host, or lets it."""
     from mkdocs.exceptions import PluginError
 
     asked = sorted(requests(Path(config.site_dir)))
@@ -217,8 +230,11 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def requests(site: Path) -> Iterator[str]:
-    """Yield what the pages and style sheets of a site have fetched from elsewhere."""
+    """Yield what the pages and style sheets of a site have fetched from elsewhere, and pages whose scripts may."""
     for file in site.rglob("*"):
         if file.suffix in {".html", ".css"}:
-            for found in FETCHED.finditer(file.read_text("utf-8")):
+            text = file.read_text("utf-8")
+            for found in FETCHED.finditer(text):
                 yield f"{file.relative_to(site)}: {found[0]}"
+            if file.suffix == ".html" and f"<head>{POLICY}" not in text:
+                yield f"{file.relative_to(site)}: forbids its scripts nothing"

@@ -50,7 +50,7 @@ def in_child(look: Callable[[], bool]) -> bool:
 
 def test_what_is_registered_forgets_in_the_child_and_not_in_the_parent():
     things = Belongings()
-    forks.forget_in_children(things)
+    forks.forget_in_children(things, Belongings.forget)
 
     assert in_child(lambda: things.forgotten_in == [os.getpid()])
     assert things.forgotten_in == []
@@ -58,14 +58,14 @@ def test_what_is_registered_forgets_in_the_child_and_not_in_the_parent():
 
 def test_a_grandchild_forgets_again():
     things = Belongings()
-    forks.forget_in_children(things)
+    forks.forget_in_children(things, Belongings.forget)
 
     assert in_child(lambda: in_child(lambda: things.forgotten_in == [os.getppid(), os.getpid()]))
 
 
 def test_registering_keeps_nothing_alive():
     things = Belongings()
-    forks.forget_in_children(things)
+    forks.forget_in_children(things, Belongings.forget)
     left = weakref.ref(things)
 
     del things

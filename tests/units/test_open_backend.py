@@ -60,6 +60,19 @@ def test_knobs_of_a_server_are_none_of_sqlites_but_the_clients_own_time():
         open_backend("sqlite:///leases.db?pglease.schema=ops")
 
 
+def test_what_bounds_the_clients_own_time_may_be_said_to_every_store():
+    for url in ("memory://", "sqlite:///leases.db", "postgresql://h/d", "redis://h", "kubernetes://jobs"):
+        PGLease(url, connect_timeout="3s").close()
+        open_backend(f"{url}?pglease.connect_timeout=3s").close()
+
+
+def test_knobs_of_kubernetes_that_are_none_are_refused_all_at_once():
+    with pytest.raises(
+        ConfigurationError, match=r"namespace must be .*; connect_timeout must be .*; pool_size must be"
+    ):
+        open_backend("kubernetes://Jobs?pglease.connect_timeout=soon&pglease.pool_size=0")
+
+
 def test_nothing_is_connected():
     backend = open_backend("postgresql://nobody@nowhere.invalid/nothing")
 

@@ -29,7 +29,7 @@ class LazyClient:
         self._making = threading.Lock()
         self._made: PGLease | None = None
         self._ttl: Duration = 60
-        forks.forget_in_children(self)
+        forks.forget_in_children(self, type(self).forget)
 
     @property  # type: ignore[misc]  # isinstance() asks for it
     def __class__(self) -> type[Any]:

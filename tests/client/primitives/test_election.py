@@ -48,6 +48,21 @@ def test_one_leads_and_everybody_can_read_who(candidates):
     assert not leader.is_leader_confirmed_within(1e-9)
 
 
+def test_a_span_that_is_none_is_refused_whether_one_leads_or_not(leases):
+    election = leases.leader_election("role")
+
+    with pytest.raises(ConfigurationError, match="seconds must be"):
+        election.is_leader_confirmed_within("soon")
+
+
+def test_for_ever_may_be_written_as_a_number_wherever_one_waits(leases):
+    election = leases.leader_election("role").start()
+
+    assert election.wait_for_leader(float("inf"))
+    assert election.stop(float("inf"))
+    assert election.wait_until_lost(float("inf"))
+
+
 def test_when_it_stops_another_leads_with_a_larger_token(candidates):
     leader, other = leader_of(candidates)
     token = leader.lease.fencing_token
@@ -394,7 +409,7 @@ def test_a_campaign_begun_after_a_stop_whose_work_went_on_begins_when_that_has_e
     assert begun.acquire(timeout=SOON)
     assert election.wait_for_leader(SOON)
     assert election.stop(SOON)
-    assert election.has_ended()
+    assert election._has_ended()
 
 
 def test_to_lead_once_is_to_campaign_no_more(leases, rival):
@@ -408,7 +423,7 @@ def test_to_lead_once_is_to_campaign_no_more(leases, rival):
     assert election.run_once(work, lambda: order.append("stopped")) is True
 
     assert order == ["begins", "stopped"]
-    assert election.has_ended()
+    assert election._has_ended()
     assert rival.get_lease("role").transitions == 0
 
 

@@ -106,7 +106,7 @@ def test_a_run_is_refreshed_by_a_new_ttl_and_an_old_one_is_left_alone(leases):
         run.reconfigure(TaskLockConfig(ttl=600, min_hold=5))
         assert held.remaining() > 500
     run.reconfigure(TaskLockConfig(ttl=60))
-    assert run.wanted.ttl == 60
+    assert run._wanted.ttl == 60
 
 
 def test_a_leader_goes_by_the_new_ttl_at_once_and_leads_on(leases, rival):

@@ -129,7 +129,7 @@ def test_two_who_ask_at_once_do_not_both_fit_under_a_limit_that_was_lowered(leas
     for slot in slots:
         if slot is not last:
             slot.release()
-    talks = [(client.semaphore("db", 2).conversation(None), client) for client in (leases, rival)]
+    talks = [(client.semaphore("db", 2)._conversation(None), client) for client in (leases, rival)]
     looks = [talk.look(next(conversation), client) for conversation, client in talks]
 
     taken = [_finish(conversation, look, client) for (conversation, client), look in zip(talks, looks, strict=True)]

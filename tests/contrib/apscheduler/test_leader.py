@@ -113,7 +113,7 @@ def test_the_lease_is_kept_until_the_jobs_of_the_term_have_ended(worker: Callabl
     _, second = worker(lambda _: None)
 
     store.answers = False
-    first.request_stop()
+    first._request_stop()
 
     always(lambda: not second.is_leader, 0.3)
     go_on.set()
@@ -207,7 +207,7 @@ def test_an_asyncio_scheduler_is_led_from_the_elections_thread(dsn: str) -> None
             scheduler.start(paused=True)
             with election:
                 await asyncio.wait_for(ran.wait(), 30)
-                election.request_stop()
+                election._request_stop()
                 await asyncio.wait_for(asyncio.to_thread(election.stop), 30)
             scheduler.shutdown()
 
