@@ -188,7 +188,7 @@ class RedisBackend(FencesNothing, TakesNoGroups, RemembersNothing):
         """See `Backend.renew`. May use the connection that is kept for renewals.
 
         In a Cluster it is one round trip for each node that has some of the holds. A node that does not answer costs
-        its share of the budget, and its holds are `Unknown`.
+        its share of the budget, and its holds are `Unknown`; the next time the others come first.
         """
         if not renewals:
             return []
@@ -213,7 +213,7 @@ class RedisBackend(FencesNothing, TakesNoGroups, RemembersNothing):
         groups: dict[Node, builtins.list[int]] = {}
         for place, renewal in enumerate(renewals):
             groups.setdefault(self._routes.of(self._keys.of(renewal.name)[0]), []).append(place)
-        return groups
+        return dict(sorted(groups.items(), key=lambda group: self._routes.is_doubted(group[0])))
 
     def _renewed(self, node: Node, renewals: Sequence[Renewal], budget: Budget) -> builtins.list[RenewalOutcome]:
         calls = [
@@ -435,14 +435,16 @@ class RedisBackend(FencesNothing, TakesNoGroups, RemembersNothing):
     def _at(self, node: Node, talk: Callable[[Link], T], budget: Budget, *, reserved: bool = False) -> T:
         try:
             with self.connections.lend(node, budget, reserved=reserved) as link:
-                return talk(link)
+                answer = talk(link)
         except Elsewhere as elsewhere:
             if not elsewhere.asking:
                 self._routes.follow(elsewhere, node)
             raise
         except BackendUnavailable:
-            self._routes.is_stale = self._routes.is_cluster  # a replica may be the primary now
+            self._routes.doubt(node)
             raise
+        self._routes.trust(node)
+        return answer
 
     def _await_replicas(self, link: Link, budget: Budget) -> None:
         """Wait until enough replicas have what was written on this connection."""
@@ -470,13 +472,17 @@ class RedisBackend(FencesNothing, TakesNoGroups, RemembersNothing):
     # -- the first use -------------------------------------------------------------------------------------------------
 
     def _settle(self, budget: Budget, *, reserved: bool = False) -> None:
-        """Look at the server once, and at the map of a Cluster whenever it may have changed."""
+        """Look at the server once, and at the map of a Cluster whenever it may have changed.
+
+        One thread reads the map anew. The others go on by the one there is: a node that does not answer would keep
+        waiting who has business with the other nodes, renewals above all.
+        """
         if self._is_settled and not self._routes.is_stale:
             return
-        with self._settling.turn(budget):
-            if not self._is_settled:
+        with self._settling.turn(budget, wait=not (self._is_settled and self._routes.has_map)) as ours:
+            if ours and not self._is_settled:
                 self._look_once(budget, reserved=reserved)
-            if self._routes.is_stale:
+            if ours and self._routes.is_stale:
                 self._read_map(budget, reserved=reserved)
 
     def _look_once(self, budget: Budget, *, reserved: bool) -> None:
@@ -488,18 +494,20 @@ class RedisBackend(FencesNothing, TakesNoGroups, RemembersNothing):
                 log.warning("%s at %s: %s; %s", server.kind, self.connections.address, check.text, check.remedy)
 
     def _read_map(self, budget: Budget, *, reserved: bool) -> None:
-        """Ask one node after the other for the map of the Cluster."""
+        """Ask one node after the other for the map of the Cluster; where none tells, go on by the one there is."""
         nodes = self._routes.known()
         trouble = BackendError("a Cluster without nodes")  # there is always one: the address's own
         for place, node in enumerate(nodes):
-            share = Budget.of(budget.left() / (len(nodes) - place), clock.now)
+            share = Budget.of(budget.left() / (len(nodes) - place + 1), clock.now)  # one for whatever it is read for
             try:
                 with self.connections.lend(node, share, reserved=reserved) as link:
                     self._routes.learn(link.call("CLUSTER", "SLOTS"), node)
                 return
             except BackendError as error:
+                self._routes.doubt(node)
                 trouble = error
-        raise trouble
+        if not self._routes.has_map:
+            raise trouble
 
     def forget(self) -> None:
         """See `Backend.forget`."""

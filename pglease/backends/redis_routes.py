@@ -28,6 +28,12 @@ class Routes:
         self.is_stale = False
         self._slots: dict[int, Node] = {}
         self._others: list[Node] = []
+        self._doubted: frozenset[Node] = frozenset()
+
+    @property
+    def has_map(self) -> bool:
+        """Whether the map was ever read."""
+        return bool(self._slots)
 
     def of(self, key: bytes) -> Node:
         """Return the node that has `key`."""
@@ -38,8 +44,22 @@ class Routes:
         return list(dict.fromkeys(self._slots.values())) or [self.home]
 
     def known(self) -> list[Node]:
-        """Return every node that may know the map."""
-        return list(dict.fromkeys([*self._slots.values(), *self._others, self.home]))
+        """Return every node that may know the map, those last that did not answer."""
+        return sorted(dict.fromkeys([*self._slots.values(), *self._others, self.home]), key=self.is_doubted)
+
+    def is_doubted(self, node: Node) -> bool:
+        """Tell whether a node did not answer the last time: whoever has others to ask asks them first."""
+        return node in self._doubted
+
+    def doubt(self, node: Node) -> None:
+        """Note that a node did not answer; in a Cluster a replica may be the primary now."""
+        if self.is_cluster:
+            self._doubted, self.is_stale = self._doubted | {node}, True
+
+    def trust(self, node: Node) -> None:
+        """Note that a node answered."""
+        if node in self._doubted:
+            self._doubted -= {node}
 
     def follow(self, elsewhere: Elsewhere, asked: Node) -> None:
         """Learn from a redirection that one slot has moved; others may have too."""
@@ -56,6 +76,7 @@ class Routes:
             others += [self._address(replica, asked) for replica in replicas]
         self._slots, self._others = slots, others
         self.is_cluster, self.is_stale = True, False
+        self._doubted = (self._doubted & {*slots.values(), *others, self.home}) - {asked}
 
     @staticmethod
     def _reached(node: Node, asked: Node) -> Node:

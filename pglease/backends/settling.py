@@ -23,17 +23,20 @@ class Settling:
         self._trouble = ""
 
     @contextmanager
-    def turn(self, budget: Budget) -> Iterator[None]:
-        """Let one thread at a time look.
+    def turn(self, budget: Budget, *, wait: bool = True) -> Iterator[bool]:
+        """Let one thread at a time look; tell whether it is this one, which it always is for those who wait.
 
         Raises:
             BackendUnavailable: another thread was still looking when the budget was spent.
         """
-        if not self._turn.acquire(timeout=max(0.0, budget.left())):
+        if not self._turn.acquire(timeout=max(0.0, budget.left()) if wait else 0.0):
+            if not wait:
+                yield False
+                return
             met = f"; the last look met this: {self._trouble}" if self._trouble else ""
             raise BackendUnavailable(f"{self._what} is still being looked up by another thread{met}")
         try:
-            yield
+            yield True
             self._trouble = ""
         except BackendError as error:
             self._trouble = str(error)

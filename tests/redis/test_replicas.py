@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 from redis.exceptions import MovedError
 
 from pglease import BackendUnavailable, clock
 from pglease.backends.redis_connections import Link
+from pglease.backends.redis_routes import Routes
 from pglease.records import Granted, Held, Unknown
 from pglease.testing import processes
 from pglease.testing.harness import budget, new_id
@@ -225,6 +227,44 @@ def test_a_node_that_is_frozen_leaves_the_holds_of_the_others_alone(cluster, wor
     for hold, outcome in zip(holds, outcomes, strict=True):
         assert isinstance(outcome, Unknown if hold.name in stuck_names else Held), hold.name
     assert all(isinstance(hold.renew_after_trouble(), Held) for hold in holds)
+
+
+def test_renewals_do_not_wait_for_somebody_who_reads_the_map_anew(cluster, worker):
+    alice = worker(cluster.url)
+    holds = [alice.hold(f"job-{n}") for n in range(6)]
+    reads, over = threading.Event(), threading.Event()
+
+    def read():
+        with alice.backend._settling.turn(budget(60)):
+            reads.set()
+            over.wait(60)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert reads.wait(60)
+    alice.backend._routes.is_stale = True
+
+    outcomes = alice.backend.renew([hold.renewal() for hold in holds], budget(5))
+
+    over.set()
+    reader.join(60)
+    assert all(isinstance(outcome, Held) for outcome in outcomes)
+
+
+def test_a_node_that_did_not_answer_is_asked_last_until_it_answers():
+    one, two, three = (("node", port) for port in (1, 2, 3))
+    routes = Routes(two)
+    routes.learn([(0, 99, (b"node", 1)), (100, 199, (b"node", 2)), (200, 299, (b"node", 3))], two)
+    assert routes.known() == [one, two, three]
+
+    routes.doubt(one)
+
+    assert routes.is_stale
+    assert routes.known() == [two, three, one]
+    routes.learn([(0, 199, (b"node", 1)), (200, 299, (b"node", 3))], three)
+    assert routes.known() == [three, two, one]
+    routes.trust(one)
+    assert routes.known() == [one, three, two]
 
 
 def test_a_release_on_one_node_is_heard_through_another(cluster, worker):
