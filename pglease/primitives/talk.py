@@ -63,11 +63,15 @@ class Pause(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """Let so many seconds pass, or less: until one of `names` is released, as far as `vigil` hears of it."""
+    """Let so many seconds pass, or less: until one of `names` is released, as far as `vigil` hears of it.
+
+    Arranging to hear of it takes no longer than `at_most`: what is left of the wait.
+    """
 
     vigil: Vigil
     names: tuple[str, ...]
     seconds: float
+    at_most: float
 
 
 Wish: TypeAlias = Take | TakeMany | Look | List | Renew | Pause | Rest
@@ -105,7 +109,8 @@ class Deadline:
         """Return a rest until one of these holds may be over, within the time that is left."""
         holds = list(records)
         over = min((record.time_remaining() for record in holds), default=0.0) + 0.005
-        return Rest(vigil, tuple(record.task_name for record in holds), min(self.left(), over))
+        left = self.left()
+        return Rest(vigil, tuple(record.task_name for record in holds), min(left, over), left)
 
 
 def run(talk: Talk[T], leases: PGLease) -> T:
@@ -133,8 +138,9 @@ def _grant(wish: Wish, leases: PGLease) -> Any:
     if isinstance(wish, Pause):
         return leases.taking.nap(wish.seconds)
     if isinstance(wish, Rest):
-        if not wish.vigil.mark(wish.names):
+        if not wish.vigil.mark(wish.names, wish.at_most):
             wish.vigil.bell.wait(_length(wish))
+        wish.vigil.about_to_look()
         return leases.taking.refuse_if_closed()
     return look(wish, leases)
 
@@ -169,8 +175,9 @@ async def arun(talk: Talk[T], leases: PGLease) -> T:
                     await leases.taking.anap(wish.seconds)
                 elif isinstance(wish, Rest):
                     answer = None
-                    if not await drive.ask(functools.partial(wish.vigil.mark, wish.names)):
+                    if not await drive.ask(functools.partial(wish.vigil.mark, wish.names, wish.at_most)):
                         await drive.asleep(_length(wish), wish.vigil.bell)
+                    wish.vigil.about_to_look()
                     leases.taking.refuse_if_closed()
                 else:
                     answer = await drive.ask(functools.partial(look, wish, leases))
