@@ -185,13 +185,27 @@ class Hold:
         return 0.0 if self.over else max(0.0, self.due - clock.now())
 
     def confirm(self, term: Term) -> bool:
-        """Believe a renewal; False when it came too late, for what was over once stays over."""
+        """Believe a renewal; False when it came too late, for what was over once stays over.
+
+        One that was asked for by a longer ttl than the present one counts by the present one.
+        """
         with self._lock:
             if self.over or clock.now() >= self.due:
                 return False
-            self.term = term
+            self.term = term.until(term.sent_at + self.ttl - self.margin)
             self.trouble = None
             return True
+
+    def change_ttl(self, ttl: float, margin: float) -> None:
+        """Have what is asked for from now on be `ttl`; belief shrinks first, where that is shorter.
+
+        Whoever finds the new ttl here asks by it later than now, and may do so at once, unheard by us.
+        """
+        with self._lock:
+            if ttl < self.ttl:
+                self.term = self.term.until(clock.now() + ttl - margin)
+            self.ttl, self.margin = ttl, margin
+        watchdog.watch(self)
 
     def describe(self, metadata: Mapping[str, Any]) -> None:
         """Note that its metadata was replaced; belief stays as it is."""
@@ -235,10 +249,14 @@ class Hold:
         with self._lock:
             if self.over:
                 return False
-            self.ended_at = clock.now()
-            self.ended = self.ended_at < self.due
-        if not self.ended:
-            self.overdue()
+            now = clock.now()
+            loss = self._overdue_for(now)
+            if loss is None:
+                self.ended_at, self.ended = now, True
+            else:
+                self._note(loss)
+        if loss is not None:
+            self.keeper.lost(self, loss)
             return False
         self.keeper.end(self)
         return True
@@ -272,9 +290,9 @@ class Hold:
         watchdog.watch(self)
 
     def shorten(self, until: float) -> None:
-        """Believe no longer than `until`, since the store may soon be told to end it earlier."""
+        """Believe no longer than `until`, since the store may end it earlier than was thought."""
         with self._lock:
-            self.term = self.term._replace(trusted_until=min(self.term.trusted_until, until))
+            self.term = self.term.until(until)
         watchdog.watch(self)
 
     def lose_in_release(self, loss: Loss) -> None:

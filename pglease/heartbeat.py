@@ -264,21 +264,20 @@ class HeartbeatManager:
 
         Two that ask for different ttls at once would leave it open which of them the store hears last, and a belief in
         the longer one might outlive the hold by the shorter one. The same goes for a shorter ttl whose confirmation is
-        lost, so belief shrinks before the store is asked.
+        lost, this one's or one of the thread's meanwhile, so belief shrinks before anybody can ask by it.
         """
-        hold.ttl, shorter = ttl, ttl < hold.ttl
-        hold.margin = self.margin_for(ttl)
+        shorter, now = ttl < hold.ttl, clock.now()
+        hold.change_ttl(ttl, self.margin_for(ttl))
+        if shorter:
+            with self._lock:
+                if hold in self._schedule:
+                    self._plan(hold, since=now)
         while hold in self._asking:
             if budget.left() <= 0:
                 return False
             time.sleep(0.001)
         if shorter:
-            now = clock.now()
-            hold.shorten(now + ttl - hold.margin)
             budget.until = min(budget.until, hold.due)
-            with self._lock:
-                if hold in self._schedule:
-                    self._plan(hold, since=now)
         return True
 
     # -- describing and handing over -----------------------------------------------------------------------------------

@@ -39,6 +39,10 @@ class Term(NamedTuple):
         granted = min(ttl, lease.time_remaining())
         return cls(lease, sent_at, sent_at + granted - margin, bond)
 
+    def until(self, moment: float) -> Term:
+        """Return the same, trusted until `moment` at the latest."""
+        return self._replace(trusted_until=min(self.trusted_until, moment))
+
     def remaining(self, now: float) -> float:
         """Return the seconds this process may still act, never below 0."""
         return max(0.0, self.trusted_until - now)

@@ -53,6 +53,13 @@ def test_a_grant_that_has_already_ended_is_not_trusted_at_all() -> None:
     assert term.remaining(now=1000.0) == 0.0
 
 
+def test_trust_may_be_cut_short_and_is_never_lengthened_by_that() -> None:
+    term = Term.begin(lease_with(60), sent_at=1000.0, ttl=60, margin=3)
+
+    assert [term.until(moment).trusted_until for moment in (1056.0, 1057.0, 1058.0)] == [1056.0, 1057.0, 1057.0]
+    assert term.until(1056.0) == term._replace(trusted_until=1056.0)
+
+
 def test_what_remains_shrinks_to_zero_and_never_below() -> None:
     term = Term.begin(lease_with(60), sent_at=1000.0, ttl=60, margin=3)
 

@@ -132,3 +132,28 @@ def test_an_anchor_that_is_silent_for_too_long_ends_the_hold_by_time_alone(monke
         assert not lease.held
         assert lease.loss is not None
         assert lease.loss.reason == "session_died"
+
+
+class Blinking:
+    """An anchor that is over for one look, when asked to be."""
+
+    def __init__(self) -> None:
+        self.blinks = 0
+
+    @property
+    def until(self) -> float:
+        self.blinks -= 1
+        return float("-inf") if self.blinks >= 0 else float("inf")
+
+
+def test_a_hold_that_ends_in_the_moment_in_which_its_anchor_answers_at_last_is_over_and_renewed_no_more() -> None:
+    bond, anchor = Bond(), Blinking()
+    bond.tie(anchor)
+    with PGLease(Binding(bond)) as leases:
+        lease = leases.wait_for_lease("job", ttl=60)
+        anchor.blinks = 1
+
+        leases.release("job")
+
+        assert not lease.held
+        assert leases.heartbeat_manager.holds() == []
