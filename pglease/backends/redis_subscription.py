@@ -25,9 +25,15 @@ class RedisSubscription:
     def __init__(self, link: Link, explained: Callable[[Exception], BackendError]) -> None:
         self._link: Link | None = link
         self._explained = explained
-        self._listening = threading.Lock()  # whoever holds it may close the socket: nobody else reads from it then
+        self._fresh_locks()
         self._closed = False
         self.is_over = False
+
+    def _fresh_locks(self) -> None:
+        self._listening = threading.Lock()  # whoever holds it may close the socket: nobody else reads from it then
+        # Held by whoever shuts or closes it: shut after it was closed, its number may be a stranger's. Reentrant, since
+        # a signal handler may close.
+        self._ending = threading.RLock()
 
     @classmethod
     def begin(
@@ -80,10 +86,10 @@ class RedisSubscription:
     def close(self) -> None:
         """See `Subscription.close`."""
         self._closed = True
-        link = self._link
-        if link is None:
-            return
-        link.shut()
+        with self._ending:
+            if self._link is None:
+                return
+            self._link.shut()
         if self._listening.acquire(blocking=False):
             try:
                 self._end()
@@ -92,16 +98,17 @@ class RedisSubscription:
 
     def _end(self) -> None:
         self._closed = self.is_over = True
-        link, self._link = self._link, None
-        if link is not None:
-            link.cutoff.disarm()
-            link.close()
+        with self._ending:
+            link, self._link = self._link, None
+            if link is not None:
+                link.cutoff.disarm()
+                link.close()
 
     def forget(self) -> None:
         """Leave it, in a forked child, to the parent."""
         forks.bury(self._link)
         self._link, self._closed, self.is_over = None, True, True
-        self._listening = threading.Lock()
+        self._fresh_locks()
 
 
 def _change(message: bytes) -> Change | None:

@@ -11,8 +11,9 @@ import time
 
 import pytest
 
-from pglease import BackendMisconfigured, BackendUnavailable, clock
+from pglease import BackendClosed, BackendMisconfigured, BackendUnavailable, clock
 from pglease.backends.redis_lua import FORCE_RELEASE, RELEASE, RENEW, TRY_ACQUIRE
+from pglease.backends.redis_subscription import RedisSubscription
 from pglease.records import Gone, Granted, Held, Released
 from pglease.testing import processes
 from pglease.testing.harness import budget, new_id
@@ -516,3 +517,40 @@ def test_misconfigured_is_no_trouble_that_is_tried_again(valkey, worker):
         alice.ask("job", within=20)
 
     assert watch.seconds < 10
+
+
+class Broken:
+    """A link whose other end is gone: whoever listens finds that out while somebody else shuts it."""
+
+    def __init__(self):
+        self.cutoff, self.closed, self.closed_while_shut = self, False, None
+        self.subscription, self.listener = RedisSubscription(self, lambda error: BackendUnavailable(str(error))), None
+
+    def heard(self, _seconds):
+        raise OSError("gone")
+
+    def shut(self):
+        self.listener = threading.Thread(target=self._listen)
+        self.listener.start()
+        self.listener.join(0.3)
+        self.closed_while_shut = self.closed
+
+    def _listen(self):
+        with contextlib.suppress(BackendUnavailable, BackendClosed):
+            self.subscription.next(0.0)
+
+    def disarm(self):
+        """Like a cutoff."""
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_subscription_that_breaks_while_it_is_closed_is_not_shut_when_its_number_may_be_a_strangers():
+    link = Broken()
+
+    link.subscription.close()
+    link.listener.join(60)
+
+    assert link.closed
+    assert not link.closed_while_shut
