@@ -326,6 +326,7 @@ class PGLease(mistakes.OnlyWith):
         Source:
             `min_hold` is ShedLock's `lockAtLeastFor`.
         """
+        mistakes.refuse_to_be_awaited()
         wanted = options.hold_options(
             name,
             ttl,
@@ -392,6 +393,7 @@ class PGLease(mistakes.OnlyWith):
             ConfigurationError: for every broken rule.
             BackendError: nothing is held, or lapses by itself.
         """
+        mistakes.refuse_to_be_awaited()
         wanted = options.hold_options(
             name, ttl, min_hold=min_hold, max_hold=max_hold, metadata=metadata, heartbeat=heartbeat
         )
@@ -431,6 +433,7 @@ class PGLease(mistakes.OnlyWith):
             BackendUnavailable: the store never answered; nothing is held, or lapses by itself.
             BackendMisconfigured, BackendClosed: nothing is held.
         """
+        mistakes.refuse_to_be_awaited()
         wanted, poll = options.waiting_options(
             name,
             ttl,

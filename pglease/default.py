@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
-from pglease import options
+from pglease import mistakes, options
 from pglease.backends import Backend
 from pglease.blocks import LeaseContext
 from pglease.client import PGLease
@@ -100,6 +100,7 @@ def standing_in(client: PGLease) -> Iterator[None]:
 
 def acquire(name: str, ttl: options.Duration = 60, raise_on_failure: bool = False, **wanted: Any) -> LeaseContext[Any]:
     """Hold a lease for a block, with the default client. See `PGLease.acquire`."""
+    mistakes.refuse_to_be_awaited()
     return default_client().acquire(name, ttl, raise_on_failure, **wanted)
 
 
@@ -110,6 +111,7 @@ def adopt(handover: Handover | str, ttl: options.Duration | None = None, **wante
 
 def try_acquire(name: str, ttl: options.Duration = 60, **wanted: Any) -> bool:
     """Ask once, with the default client. See `PGLease.try_acquire`."""
+    mistakes.refuse_to_be_awaited()
     return default_client().try_acquire(name, ttl, **wanted)
 
 
@@ -121,6 +123,7 @@ def wait_for_lease(
     **wanted: Any,
 ) -> HeldLease:
     """Wait for a lease, with the default client. See `PGLease.wait_for_lease`."""
+    mistakes.refuse_to_be_awaited()
     return default_client().wait_for_lease(name, ttl, timeout, poll_interval, **wanted)
 
 

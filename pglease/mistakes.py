@@ -6,6 +6,9 @@ of it by themselves, as long as they do not see the methods below: hence `TYPE_C
 
 from __future__ import annotations
 
+import inspect
+import sys
+from opcode import opmap
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -66,6 +69,27 @@ else:
             raise AttributeError(f"{what}: {self.held_by!r} has the lease {self.name!r}; look first, by `if lease:`")
 
 
+def refuse_to_be_awaited() -> None:
+    """Raise if whoever called our caller is about to await the answer; call it before anything is done.
+
+    `True` cannot be awaited, which Python says when the lease is held already, and by nobody who would give it back.
+    What the calling code is about to do with the answer stands behind the call, in its byte code.
+    """
+    frame = sys._getframe(1).f_back  # noqa: SLF001  # there is no other door to it, and `inspect` uses this one
+    if frame is None or not frame.f_code.co_flags & _ASYNCHRONOUS:
+        return
+    code = frame.f_code.co_code
+    behind = frame.f_lasti + 2
+    while behind < len(code) and code[behind] == _CACHE:
+        behind += 2
+    if behind < len(code) and code[behind] == _AWAIT:
+        raise TypeError(
+            "`await` needs an AsyncPGLease: this belongs to a PGLease, which is not awaited. Nothing was acquired"
+        )
+
+
+_ASYNCHRONOUS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_CACHE, _AWAIT = opmap.get("CACHE", -1), opmap.get("GET_AWAITABLE", -1)
 _ENTER = "write `with leases.acquire(…) as lease:` (`async with` on asyncio) and ask `lease`"
 
 

@@ -13,6 +13,7 @@ import pickle
 import sys
 import uuid
 import warnings
+from functools import partial
 
 import psycopg
 import pytest
@@ -307,6 +308,48 @@ def test_plain_with_on_the_client_for_asyncio_is_told_of_the_other_one(leases):
     for block in (awaited, awaited.acquire("report"), awaited.acquire_many(["report"])):
         with refused(TypeError, "PGLease", "`async with`"), block:
             pass
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda leases: partial(leases.acquire, "report"),
+        lambda leases: partial(leases.try_acquire, "report", ttl=5),
+        lambda leases: partial(leases.wait_for_lease, "report"),
+        lambda leases: leases.lock("report").acquire,
+        lambda leases: leases.lock("report").acquire_nowait,
+        lambda leases: leases.task_lock("report").acquire,
+        lambda leases: leases.semaphore("report", 1).acquire,
+        lambda leases: leases.semaphore("report", 1).acquire_nowait,
+        lambda leases: leases.read_write_lock("report").acquire_read,
+        lambda leases: leases.read_write_lock("report").acquire_write,
+        lambda leases: leases.acquire_many(["report"]).acquire,
+        lambda _: partial(pglease.acquire, "report"),
+        lambda _: partial(pglease.try_acquire, "report"),
+        lambda _: partial(pglease.wait_for_lease, "report"),
+    ],
+)
+def test_await_on_the_client_for_threads_is_told_of_the_other_one_before_anything_is_held(leases, ask):
+    call = ask(leases)
+
+    async def story():
+        await call()
+
+    with default.standing_in(leases), refused(TypeError, "AsyncPGLease", "Nothing was acquired"):
+        asyncio.run(story())
+
+    assert leases.list_leases() == []
+
+
+def test_a_call_of_the_client_for_threads_in_a_coroutine_that_awaits_something_else_is_answered(leases):
+    async def story():
+        await asyncio.sleep(0 if leases.try_acquire("report") else 1)
+        taken = leases.wait_for_lease("other")
+        await asyncio.sleep(0)
+        with leases.acquire("third") as lease:
+            return bool(lease) and taken.held
+
+    assert asyncio.run(story())
 
 
 def test_an_answer_that_nobody_awaited_is_told_by_python(leases):

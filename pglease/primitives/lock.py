@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pglease import current, identity, options
+from pglease import current, identity, mistakes, options
 from pglease.errors import NotOwnedError, ReentrantError
 from pglease.handles import HeldLease, Hold, NotAcquired
 from pglease.options import Duration, HoldOptions, OnLost
@@ -130,6 +130,7 @@ class Lock:
             ReentrantError: this thread or task has it through this client. That hold goes on.
             BackendError: nothing is held, or lapses by itself.
         """
+        mistakes.refuse_to_be_awaited()
         wanted = self._asked(timeout)
         return self._got(self._again() or self.leases.taking.take(wanted), wanted)
 
@@ -140,6 +141,7 @@ class Lock:
             ReentrantError: this thread or task has it through this client. That hold goes on.
             BackendError: nothing is held, or lapses by itself.
         """
+        mistakes.refuse_to_be_awaited()
         taken = self._again(refuse=True) or self.leases.taking.take(self._wanted)
         return taken if isinstance(taken, NotAcquired) else self._got(taken, self._wanted)
 

@@ -124,6 +124,7 @@ class GroupContext(mistakes.NotTheBlockItself, mistakes.OnlyWith):
         Raises:
             AcquisitionError, ReentrantError, BackendError: as the block does on entering. See `PGLease.acquire_many`.
         """
+        mistakes.refuse_to_be_awaited()
         return self._got(talk.run(self._conversation(), self.leases))
 
     def _got(self, taken: LeaseGroup | NotAcquired) -> LeaseGroup | NotAcquired:

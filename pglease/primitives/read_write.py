@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from pglease import current, options
+from pglease import current, mistakes, options
 from pglease.errors import NotOwnedError, ReentrantError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import Duration, OnLost
@@ -123,6 +123,7 @@ class ReadWriteLock:
             ReentrantError: this thread or task writes through this client. That hold goes on.
             BackendError: nothing is held, or lapses by itself.
         """
+        mistakes.refuse_to_be_awaited()
         return self._acquire(self._reading, timeout)
 
     def acquire_write(self, timeout: Duration | None = None) -> HeldLease:
@@ -137,6 +138,7 @@ class ReadWriteLock:
             ReentrantError: this thread or task reads or writes through this client. That hold goes on.
             BackendError: nothing is held, or lapses by itself.
         """
+        mistakes.refuse_to_be_awaited()
         return self._acquire(self._writing, timeout)
 
     def _acquire(self, conversation: Any, timeout: Duration | None) -> HeldLease:

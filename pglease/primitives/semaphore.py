@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pglease import current, identity, options
+from pglease import current, identity, mistakes, options
 from pglease.errors import NotOwnedError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import Duration, OnLost
@@ -132,6 +132,7 @@ class Semaphore:
             AcquireTimeout: all slots are taken still. Nothing is held.
             BackendError: nothing is held, or lapses by itself.
         """
+        mistakes.refuse_to_be_awaited()
         wait = options.wait(timeout, "timeout")
         return self._got(talk.run(self._conversation(wait), self.leases), wait)
 
@@ -149,6 +150,7 @@ class Semaphore:
         Raises:
             BackendError: nothing is held, or lapses by itself.
         """
+        mistakes.refuse_to_be_awaited()
         return talk.run(self._conversation(None), self.leases)
 
     def holders(self) -> list[Lease]:

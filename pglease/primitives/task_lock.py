@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pglease import current, identity, options
+from pglease import current, identity, mistakes, options
 from pglease.errors import ConfigurationError, NotOwnedError
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import Duration, OnLost
@@ -122,6 +122,7 @@ class TaskLock:
         Raises:
             BackendError: nothing is held, or lapses by itself.
         """
+        mistakes.refuse_to_be_awaited()
         return self._got(self.leases.taking.take(self._wanted))
 
     def _got(self, taken: HeldLease | NotAcquired) -> HeldLease | NotAcquired:
