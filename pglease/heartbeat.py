@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from pglease import clock, exits, identity, options, watchdog
 from pglease.backends.base import Backend, Budget
@@ -49,6 +49,10 @@ BRIEFLY = 0.3
 millisecond, and nobody would look again for the caller. On the thread, the next try is never far."""
 
 
+Told: TypeAlias = Callable[[], Callable[[str], object] | None]
+"""Tells what to call, or that there is nobody left to be told."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Dropped:
     hold: Hold
@@ -70,9 +74,9 @@ class HeartbeatManager:
         backend: the store.
         heartbeat_interval: seconds between renewals at most; None for a third of each ttl.
         margin: seconds by which belief ends before the store's expiry; None for the default of each ttl.
-        on_lease_lost: called with the lease's name, once for each loss, on a thread of its own, in the context of
-            whoever took the lease.
-        on_at_risk: called like that when a third of the ttl is left and no renewal has come; again only after one has.
+        on_lease_lost: tells whom to call with the lease's name, once for each loss, on a thread of its own, in the
+            context of whoever took the lease; None when nobody is left to be told.
+        on_at_risk: the same for when a third of the ttl is left and no renewal has come; again only after one has.
         on_over: called with each hold that was lost, released or let go; before anybody else hears of a loss.
         observers: told of everything.
     """
@@ -83,8 +87,8 @@ class HeartbeatManager:
         *,
         heartbeat_interval: float | None = None,
         margin: float | None = None,
-        on_lease_lost: Callable[[str], object] | None = None,
-        on_at_risk: Callable[[str], object] | None = None,
+        on_lease_lost: Told | None = None,
+        on_at_risk: Told | None = None,
         on_over: Callable[[Hold], None] = lambda _hold: None,
         observers: Iterable[Observer] = (),
     ) -> None:
@@ -181,8 +185,10 @@ class HeartbeatManager:
         if self._on_at_risk is not None:
             self._call_back(hold, self._on_at_risk, "on_at_risk")
 
-    def _call_back(self, hold: Hold, callback: Callable[[str], object], what: str) -> None:
-        name = hold.name
+    def _call_back(self, hold: Hold, told: Told, what: str) -> None:
+        name, callback = hold.name, told()
+        if callback is None:
+            return
         thread = threading.Thread(
             target=hold.context.run, args=(_run_callback, callback, what, name), name="pglease-lost", daemon=True
         )

@@ -74,13 +74,16 @@ class Taking:
         self.box = box
         self._owner = owner_id
         self._warned_of_short_ttl = False
+        # Kept here and not by the manager: they often refer to the client, whose threads would keep it alive for ever.
+        self._on_lease_lost, self._on_at_risk = on_lease_lost, on_at_risk
+        this = weakref.ref(self)
         self.manager = HeartbeatManager(
             backend,
             heartbeat_interval=heartbeat_interval,
             margin=margin,
-            on_lease_lost=on_lease_lost,
-            on_at_risk=on_at_risk,
-            on_over=_dropper(weakref.ref(self)),
+            on_lease_lost=None if on_lease_lost is None else lambda: _callback_of(this, "_on_lease_lost"),
+            on_at_risk=None if on_at_risk is None else lambda: _callback_of(this, "_on_at_risk"),
+            on_over=_dropper(this),
             observers=observers,
         )
         self.room = Room(backend, self.manager.give_back, self.manager.notices)
@@ -494,6 +497,12 @@ def is_callers(hold: Hold) -> bool:
         return False
     lease = None if hold.handle is None else hold.handle()
     return not hold.in_block or lease is None or current.is_under(lease)
+
+
+def _callback_of(taking: weakref.ref[Taking], which: str) -> Callable[[str], object] | None:
+    """Return a callback of the client's, as long as there is a client."""
+    this = taking()
+    return None if this is None else getattr(this, which)
 
 
 def _dropper(taking: weakref.ref[Taking]) -> Callable[[Hold], None]:

@@ -120,6 +120,28 @@ def test_a_forgotten_client_lets_its_leases_go(dsn: str, rival: PGLease) -> None
     assert any(issubclass(each.category, ResourceWarning) for each in seen)
 
 
+class Worker:
+    """Has a client, whose callbacks refer to it."""
+
+    def __init__(self, dsn: str) -> None:
+        self.leases = PGLease(dsn, on_lease_lost=self.told, on_at_risk=self.told)
+
+    def told(self, name: str) -> None:
+        """Be told."""
+
+
+def test_a_forgotten_client_whose_callbacks_refer_to_it_lets_its_leases_go(dsn: str, rival: PGLease) -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        forgotten = Worker(dsn)
+        assert forgotten.leases.try_acquire("job", ttl=60)
+        del forgotten
+        gc.collect()
+        assert rival.wait_for_lease("job", ttl=60, timeout=20, poll_interval=0.05)
+
+    assert any(issubclass(each.category, ResourceWarning) for each in seen)
+
+
 def test_what_the_client_owns_needs_no_handle_to_be_kept(leases: PGLease, rival: PGLease) -> None:
     assert leases.try_acquire("job", ttl=2)
     gc.collect()
