@@ -14,6 +14,7 @@ from pglease import options
 from pglease.errors import ConfigurationError, MissingDependencyError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LEAST = 1e-6
 ROUNDING = 0.001
 """Seconds added to what is left of a slot: a store may round, and the next grant must not fall into the same slot."""
 
@@ -34,6 +35,10 @@ class Every:
     """Slots of equal length, counted from 1970-01-01 00:00 UTC: `Every(3600)` are the hours of the day."""
 
     seconds: float
+
+    def __post_init__(self) -> None:
+        if self.seconds < _LEAST:
+            raise ConfigurationError(f"once_per must be at least a microsecond, not {self.seconds!r} seconds")
 
     def end(self, moment: datetime) -> datetime:
         """See `Slots.end`."""

@@ -38,6 +38,11 @@ def test_a_slot_ends_where_the_next_begins(wanted, moment, end):
     assert once_per(wanted).end(at(moment)) == at(end)
 
 
+def test_slots_shorter_than_time_can_be_written_are_refused_at_once():
+    with pytest.raises(ConfigurationError, match="at least a microsecond, not 1e-07"):
+        once_per(1e-7)
+
+
 @given(moment=MOMENTS, seconds=st.floats(0.01, 1e7))
 def test_every_moment_is_in_one_slot(moment, seconds):
     slots = Every(seconds)
