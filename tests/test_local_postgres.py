@@ -131,6 +131,20 @@ def test_settings_reach_the_server(fresh_postgres):
     assert server.execute("SHOW fsync") == [("on",)]
 
 
+def test_its_shared_memory_lies_in_its_directory_and_goes_with_it_though_it_was_killed(fresh_postgres):
+    server = fresh_postgres()
+    assert server.execute("SHOW dynamic_shared_memory_type") == [("mmap",)]
+    segments = server.data / "pg_dynshmem"
+
+    assert list(segments.iterdir())
+    server.signal(signal.SIGKILL)
+    server.restart()
+
+    assert select_1(server.dsn)
+    server.stop()
+    assert not segments.exists()
+
+
 def test_a_wrong_setting_is_told_with_the_servers_own_words_and_leaves_nothing():
     server = LocalPostgres(settings={"max_connections": "a few"})
 

@@ -38,6 +38,8 @@ SETTINGS: Mapping[str, object] = {
     "max_connections": 100,
     "timezone": "UTC",
     "log_timezone": "UTC",
+    # In the data directory, which goes with whoever removes it: segments in /dev/shm outlive a server that was killed.
+    "dynamic_shared_memory_type": "mmap",
     # A test finds the lines of its own database by this.
     "log_line_prefix": "%m [%p] %q%u@%d %a: ",
 }
