@@ -235,7 +235,7 @@ BUSY = """
     from pglease import PGLease
     from pglease.errors import BackendClosed, LeaseLostError
     random.seed(int(sys.argv[1]))
-    leases = PGLease(os.environ["PGLEASE_URL"])
+    leases = PGLease(os.environ["PGLEASE_URL"], heartbeat_interval=0.1)
     def churn(place):
         try:
             while True:
@@ -245,7 +245,7 @@ BUSY = """
             pass
     for place in range(3):
         threading.Thread(target=churn, args=(place,), daemon=True).start()
-    leases.try_acquire("kept", ttl=1)
+    leases.try_acquire("kept", ttl=60)
     time.sleep(random.random() / 3)
 """
 
