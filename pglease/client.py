@@ -708,8 +708,12 @@ class PGLease(mistakes.OnlyWith):
         )
 
     def is_alive(self) -> bool:
-        """Tell whether what keeps the leases alive runs, and no renewal is stuck in the store; for a health probe."""
-        return self.heartbeat_manager.is_alive() and not self.heartbeat_manager.get_zombie_threads()
+        """Tell whether what keeps the leases alive runs, and no renewal is stuck in the store; for a health probe.
+
+        Asks no store, and is true of a client that holds nothing. False after `close`.
+        """
+        manager = self.heartbeat_manager
+        return not self.taking.closed.is_set() and manager.is_alive() and not manager.get_zombie_threads()
 
     def waiting(self) -> list[Waiting]:
         """Return how each wait through this client stands, ordered by name: for what, whom, and how long.
@@ -847,7 +851,8 @@ class PGLease(mistakes.OnlyWith):
         """Release what is held, stop the heartbeats, close what this client opened and nothing else. Idempotent.
 
         Holds whose block is still running are marked lost with the reason `closed`. Releases that the store does not
-        confirm within 5 seconds are left to lapse. Afterwards every call answers `BackendClosed`.
+        confirm within 5 seconds are left to lapse. Afterwards every call but this and `is_alive` answers
+        `BackendClosed`.
         """
         self._close(CLOSING_BOX)
 

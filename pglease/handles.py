@@ -646,7 +646,7 @@ class NotAcquired(mistakes.NotHeld):
         return NotAcquired, (self.name, self.lease, self.retry_after)
 
 
-def refuse_renewal(hold: Hold) -> NoReturn:
-    """Raise for a renewal of what has ended."""
+def refuse(hold: Hold, wanted: str) -> NoReturn:
+    """Raise for what was wanted of a hold that has ended: to have it renewed, described, handed over."""
     how = WORDS[hold.loss.reason] if hold.loss else "it was released"
-    raise NotOwnedError(f"the lease {hold.name!r} cannot be renewed: {how}", name=hold.name)
+    raise NotOwnedError(f"the lease {hold.name!r} cannot be {wanted}: {how}", name=hold.name)

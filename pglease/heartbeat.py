@@ -20,7 +20,7 @@ from pglease.backends.base import Backend, Budget
 from pglease.errors import BackendClosed, BackendError, BackendUnavailable, PgleaseError, ReleaseError
 from pglease.events import Observer
 from pglease.giveback import GiveBack
-from pglease.handles import Hold, Warned, refuse_renewal
+from pglease.handles import Hold, Warned, refuse
 from pglease.notices import Notices
 from pglease.records import (
     Adoption,
@@ -226,7 +226,7 @@ class HeartbeatManager:
             raise outcome.error or BackendUnavailable(f"it is unknown whether {hold.name!r} was renewed")
         if isinstance(outcome, Gone) or not hold.held():
             hold.current_loss()
-            refuse_renewal(hold)
+            refuse(hold, "renewed")
 
     def try_to_extend(self, hold: Hold) -> bool:
         """Extend `hold` if the store lets us; False for trouble of any kind."""
@@ -239,7 +239,7 @@ class HeartbeatManager:
     def _extend(self, hold: Hold, ttl: float | None) -> RenewalOutcome:
         if not hold.held():
             hold.current_loss()
-            refuse_renewal(hold)
+            refuse(hold, "renewed")
         budget = Budget.of(min(LONGEST_RENEWAL, hold.remaining()), clock.now)
         if not hold.renewing.acquire(timeout=max(0.0, budget.left())):
             return Unknown(BackendUnavailable(f"another renewal of {hold.name!r} is still under way"))
@@ -292,19 +292,19 @@ class HeartbeatManager:
         """Replace what is attached to `hold`. See `HeldLease.set_metadata`."""
         if not hold.held():
             hold.current_loss()
-            refuse_renewal(hold)
+            refuse(hold, "described")
         budget = Budget.of(min(LONGEST_RENEWAL, hold.remaining()), clock.now)
         outcome = self.backend.set_metadata(hold.name, hold.lease_id, metadata, budget)
         if isinstance(outcome, Gone):
             hold.lose(_loss(hold, outcome))
-            refuse_renewal(hold)
+            refuse(hold, "described")
         hold.describe(outcome.lease.metadata)
 
     def transfer(self, hold: Hold, owner_id: str, ttl: float) -> Handover:
         """End `hold` here and let it go on as one that nobody attends to. See `HeldLease.transfer`."""
         if not hold.end():
             hold.current_loss()
-            refuse_renewal(hold)
+            refuse(hold, "handed over")
         adoption = Adoption(hold.name, hold.lease_id, identity.new_lease_id(), owner_id, ttl, unattended=True)
         hold.release_begun()
         try:
@@ -318,7 +318,7 @@ class HeartbeatManager:
         self._on_over(hold)
         if isinstance(outcome, Gone):
             hold.lose_in_release(_loss(hold, outcome))
-            refuse_renewal(hold)
+            refuse(hold, "handed over")
         self.notices.tell_of("transferred", hold)
         return Handover(hold.name, adoption.next_id, owner_id, outcome.lease.fencing_token, ttl)
 

@@ -225,7 +225,11 @@ class LeaderElection:
         """Begin to campaign, on a thread of its own. Does nothing if it runs already.
 
         After a `stop` whose work goes on, the campaign begins when that work has ended.
+
+        Raises:
+            BackendClosed: the client was closed; there is no campaign.
         """
+        self.leases.taking.refuse_if_closed()
         with self._changed:
             if self.over:
                 self._thread = Campaign(self._campaign, before=self._thread)

@@ -134,7 +134,8 @@ class ReadWriteLock:
 
         Raises:
             ConfigurationError: `timeout` is no duration.
-            AcquireTimeout: somebody has it still. Nothing is held, and new readers are let in again.
+            AcquireTimeout: somebody has it still. Nothing is held; new readers are let in again when that has reached
+                the store, at the latest after 5 seconds.
             ReentrantError: this thread or task reads or writes through this client. That hold goes on.
             BackendError: nothing is held, or lapses by itself.
         """

@@ -59,8 +59,13 @@ def test_the_old_handle_is_over_for_good(leases):
     lease = leases.wait_for_lease("job")
     lease.transfer("somebody")
 
-    for verb in (lease.renew, lambda: lease.transfer("again"), lambda: lease.set_metadata({})):
-        with pytest.raises(NotOwnedError):
+    verbs = {
+        "renewed": lease.renew,
+        "handed over": lambda: lease.transfer("b"),
+        "described": lambda: lease.set_metadata({}),
+    }
+    for word, verb in verbs.items():
+        with pytest.raises(NotOwnedError, match=f"'job' cannot be {word}: "):
             verb()
     assert lease.release() is False
     assert leases.held("job") is None

@@ -133,6 +133,7 @@ def test_the_renewer_says_that_it_lives():
         assert leases.is_alive()
         leases.try_acquire("job")
         assert leases.is_alive()
+    assert not leases.is_alive()
 
 
 EXITS = """

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from pglease import ConfigurationError, current_lease
+from pglease import BackendClosed, ConfigurationError, current_lease
 from tests.support.worlds import wait_until
 
 SOON = 20
@@ -53,6 +53,15 @@ def test_a_span_that_is_none_is_refused_whether_one_leads_or_not(leases):
 
     with pytest.raises(ConfigurationError, match="seconds must be"):
         election.is_leader_confirmed_within("soon")
+
+
+def test_an_election_of_a_closed_client_says_so_instead_of_never_leading(leases):
+    election = leases.leader_election("role")
+    leases.close()
+
+    with pytest.raises(BackendClosed):
+        election.start()
+    assert election.over
 
 
 def test_for_ever_may_be_written_as_a_number_wherever_one_waits(leases):
