@@ -41,6 +41,7 @@ def test_a_slot_ends_where_the_next_begins(wanted, moment, end):
 def test_slots_shorter_than_time_can_be_written_are_refused_at_once():
     with pytest.raises(ConfigurationError, match="at least a microsecond, not 1e-07"):
         once_per(1e-7)
+    assert once_per(1e-6) == Every(1e-6)
 
 
 @given(moment=MOMENTS, seconds=st.floats(0.01, 1e7))
