@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 GRACE = 5.0
 """Seconds after which a body that goes on in spite of its cancellation is cancelled again."""
 
+T = TypeVar("T")
 LeaseT_co = TypeVar("LeaseT_co", bound="AsyncHeldLease | NotAcquired", covariant=True)
 
 
@@ -436,31 +437,34 @@ class AsyncPGLease(mistakes.OnlyAsyncWith):
 
     async def get_lease(self, name: str) -> Lease | None:
         """Return the record of the present or the last hold of `name`. See `PGLease.get_lease`."""
-        return await drive.ask(partial(self.client.get_lease, name))
+        return await self._ask(partial(self.client.get_lease, name))
 
     async def list_leases(self, prefix: str = "", *, ended: bool = False) -> list[Lease]:
         """Return the records of all names that begin with `prefix`. See `PGLease.list_leases`."""
-        return await drive.ask(partial(self.client.list_leases, prefix, ended=ended))
+        return await self._ask(partial(self.client.list_leases, prefix, ended=ended))
 
     async def queued(self, name: str) -> list[str]:
         """Return who queues for a lease, in order. See `PGLease.queued`."""
-        return await drive.ask(partial(self.client.queued, name))
+        return await self._ask(partial(self.client.queued, name))
 
     async def queues(self, prefix: str = "") -> dict[str, list[str]]:
         """Return by name who queues. See `PGLease.queues`."""
-        return await drive.ask(partial(self.client.queues, prefix))
+        return await self._ask(partial(self.client.queues, prefix))
 
     async def history(self, name: str | None = None, *, prefix: str = "", limit: int = 100) -> list[Tenure]:
         """Return who held a lease, and how each hold ended. See `PGLease.history`."""
-        return await drive.ask(partial(self.client.history, name, prefix=prefix, limit=limit))
+        return await self._ask(partial(self.client.history, name, prefix=prefix, limit=limit))
 
     async def cleanup_expired(self, older_than: Duration = 0) -> int:
         """Delete the records of holds that ended long ago. See `PGLease.cleanup_expired`."""
-        return await drive.ask(partial(self.client.cleanup_expired, older_than))
+        return await self._ask(partial(self.client.cleanup_expired, older_than))
 
     async def force_release(self, name: str, fencing_token: int) -> bool:
         """End somebody's hold, as an operator. See `PGLease.force_release`."""
-        return await drive.ask(partial(self.client.force_release, name, fencing_token))
+        return await self._ask(partial(self.client.force_release, name, fencing_token))
+
+    async def _ask(self, function: Callable[[], T]) -> T:
+        return await drive.ask(function, turn=self.client.taking.box)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

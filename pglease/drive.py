@@ -31,6 +31,8 @@ MOST_CALLS = 8
 """How many questions event loops may have under way at once; it bounds tries, not waiters."""
 MOST_KEEPERS = 4
 """The same for what renews and releases, which must not queue behind questions that a dead link has swallowed."""
+TURN = 10.0
+"""Seconds for which a look, or a renewal by hand, waits until one of these threads is free."""
 
 
 def run(steps: Generator[Step, Answer, T], backend: Backend, pause: Callable[[float], None]) -> T:
@@ -118,24 +120,38 @@ async def _answer(doubtful: Future[Answer], step: Call) -> Answer:
     return doubtful.result()
 
 
-async def ask(function: Callable[[], T]) -> T:
-    """Run what looks at the store off the loop. When this task is cancelled it goes on to its end, unheard."""
-    return await _run_off_the_loop(function, _asking)
+async def ask(function: Callable[[], T], *, turn: float = TURN) -> T:
+    """Run what looks at the store off the loop. When this task is cancelled it goes on to its end, unheard.
+
+    Args:
+        function: ends within a time of its own.
+        turn: seconds it may wait for its turn.
+
+    Raises:
+        BackendUnavailable: its turn did not come; it was not run.
+    """
+    return await _run_off_the_loop(function, _asking, turn)
 
 
 async def keep(function: Callable[[], T]) -> T:
     """Do the same with what renews."""
-    return await _run_off_the_loop(function, _keeping)
+    return await _run_off_the_loop(function, _keeping, TURN)
 
 
-async def _run_off_the_loop(function: Callable[[], T], callers: Callable[[], Callers]) -> T:
+async def _run_off_the_loop(function: Callable[[], T], callers: Callable[[], Callers], turn: float) -> T:
     running_loop()
     doing = callers().submit(function)
+    end = _End(doing)
     try:
-        await _End(doing).wait()
+        await end.wait(turn)
+        late = doing.cancel()
+        if not late:
+            await end.wait()
     except BaseException:
         doing.cancel()
         raise
+    if late:
+        raise BackendUnavailable("other calls to the store are stuck before us")
     return doing.result()
 
 

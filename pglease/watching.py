@@ -143,6 +143,10 @@ class Watch:
             self.woken.clear()  # before looking: what is heard from here on is looked at once more
             self._look()
 
+    def look_later(self) -> None:
+        """Wait a while for a store that is in trouble."""
+        self._look_at = clock.now() + TROUBLE_PAUSE * random.uniform(0.5, 1)
+
     # -- for the client's ear ------------------------------------------------------------------------------------------
 
     def hear(self, change: Change) -> None:
@@ -163,7 +167,7 @@ class Watch:
                 self._compare(self._read())  # it was marked only now: what happened before was not announced
         except BackendUnavailable as error:
             log.debug("the watch of %r cannot look for now: %s", self._name, error)
-            self._look_at = clock.now() + TROUBLE_PAUSE * random.uniform(0.5, 1)
+            self.look_later()
             return
         self._look_at = clock.now() + self._pause()
 
@@ -277,7 +281,11 @@ class AsyncWatch:
             if rest:
                 await drive.asleep(rest, self._watch.woken)
             else:
-                await drive.ask(self._watch.look)
+                try:
+                    await drive.ask(self._watch.look)
+                except BackendUnavailable:  # its turn did not come
+                    self._watch.woken.clear()
+                    self._watch.look_later()
         return self._watch.told()
 
     def close(self) -> None:

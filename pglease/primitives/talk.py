@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from pglease import clock
+from pglease.errors import BackendUnavailable
 from pglease.handles import HeldLease, NotAcquired
 from pglease.options import HoldOptions
 
@@ -175,7 +176,7 @@ async def arun(talk: Talk[T], leases: PGLease) -> T:
                     await leases.taking.anap(wish.seconds)
                 elif isinstance(wish, Rest):
                     answer = None
-                    if not await drive.ask(functools.partial(wish.vigil.mark, wish.names, wish.at_most)):
+                    if not await _marked(wish):
                         await drive.asleep(_length(wish), wish.vigil.bell)
                     wish.vigil.about_to_look()
                     leases.taking.refuse_if_closed()
@@ -189,6 +190,15 @@ async def arun(talk: Talk[T], leases: PGLease) -> T:
         return end.value  # type: ignore[no-any-return]
     finally:
         talk.close()
+
+
+async def _marked(rest: Rest) -> bool:
+    from pglease import drive
+
+    try:
+        return await drive.ask(functools.partial(rest.vigil.mark, rest.names, rest.at_most))
+    except BackendUnavailable:  # its turn did not come: nothing is heard of, and looked at the more often
+        return False
 
 
 def abandon(lease: HeldLease, leases: PGLease) -> None:

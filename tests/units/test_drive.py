@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pglease import PGLease, clock, drive, giveback, options
+from pglease import AsyncPGLease, PGLease, clock, drive, giveback, options
 from pglease.backends.base import Budget
 from pglease.backends.memory import MemoryBackend
 from pglease.bell import Bell
@@ -516,6 +516,50 @@ def test_a_forgotten_answer_and_its_errors_make_no_noise(fails, caplog):
     gc.collect()
 
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(("run", "most"), [(drive.ask, drive.MOST_CALLS), (drive.keep, drive.MOST_KEEPERS)])
+def test_what_waits_for_its_turn_behind_calls_that_are_stuck_is_told_so_in_time_and_not_made(run, most, monkeypatch):
+    go_on, made = threading.Event(), []
+
+    async def main() -> None:
+        stuck = [asyncio.create_task(run(lambda: go_on.wait(60))) for _ in range(most)]
+        await asyncio.sleep(0)
+        monkeypatch.setattr(drive, "TURN", 0.1)
+        with pytest.raises(BackendUnavailable, match="stuck before us"):
+            await (run(made.append) if run is drive.keep else run(made.append, turn=0.1))
+        go_on.set()
+        assert all(await asyncio.gather(*stuck))
+
+    try:
+        asyncio.run(main())
+    finally:
+        go_on.set()
+    assert made == []
+
+
+def test_a_watch_whose_look_has_to_wait_for_its_turn_goes_on_waiting(monkeypatch):
+    go_on = threading.Event()
+
+    async def main() -> None:
+        with PGLease(MemoryBackend()) as leases:
+            stuck = [asyncio.create_task(drive.ask(lambda: go_on.wait(60))) for _ in range(drive.MOST_CALLS)]
+            await asyncio.sleep(0)
+            watch = AsyncPGLease(leases).watch("job")
+            monkeypatch.setattr(drive.ask, "__kwdefaults__", {"turn": 0.05})
+            assert await watch.next(0.2) is None
+            go_on.set()
+            await asyncio.gather(*stuck)
+            leases.try_acquire("job")
+            change = await watch.next(60)
+            assert change is not None
+            assert change.lease.task_name == "job"
+            watch.close()
+
+    try:
+        asyncio.run(main())
+    finally:
+        go_on.set()
 
 
 def test_a_sleeping_task_is_woken_by_a_bell_from_any_thread():
