@@ -46,6 +46,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 Outcome: TypeAlias = Literal["ran", "raised", "skipped"]
+"""What became of a call: its body ran to its end, or raised, or somebody else had the lease."""
 
 
 @final

@@ -35,6 +35,9 @@ else:
         def __bool__(self) -> NoReturn:
             raise TypeError(f"nothing is acquired yet: {_ENTER}, or ask by `try_acquire`, which is True or False")
 
+        def __await__(self) -> NoReturn:
+            raise TypeError(f"a block is entered, not awaited, and nothing is acquired yet: {_ENTER}")
+
         def __getattr__(self, name: str) -> NoReturn:
             what = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(f"{what}: nothing is acquired yet; {_ENTER}" if name in _of_a_lease() else what)

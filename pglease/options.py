@@ -27,10 +27,11 @@ Duration: TypeAlias = float | str | timedelta
 """Seconds as a number, a `timedelta`, or text such as "90s", "5m", "1h30m", "500ms"."""
 
 OnLost: TypeAlias = Literal["raise", "log", "exit"]
+"""What a loss does to a block: leaving it raises, or only the log tells; or the process ends. See `PGLease.acquire`."""
 AsyncOnLost: TypeAlias = Literal["raise", "cancel", "log", "exit"]
+"""The same where there is a task to cancel. See `AsyncPGLease.acquire`."""
 OnLoss: TypeAlias = Literal["log", "exit"]
-"""What leaving a block after a loss does; "cancel" and "exit" do not wait for that, and "cancel" needs a task.
-The last is for where there is no block to leave."""
+"""The same where there is no block to leave. See `LeaderElection`."""
 
 MAX_NAME = 255
 MAX_STEM = 240

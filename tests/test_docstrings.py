@@ -26,11 +26,9 @@ ENTRY = re.compile(r"^    ([a-z_]+(?:, [a-z_]+)*): (.*(?:\n {6,}.*)*)", re.MULTI
 POINTER = re.compile(r"\b[Aa]s (for|the attributes)\b|\bas [\w-]+ says? (it|them)\b|; see `")
 IN_WORDS = {"HeartbeatManager"}
 """What a public call answers that is not on the page: its one public verb is named where it is answered."""
-CLASSES = {
-    name
-    for path in (ROOT / "pglease").rglob("*.py")
-    for name in re.findall(r"^class ([A-Z]\w+)", path.read_text("utf-8"), re.MULTILINE)
-}
+SOURCES = [path.read_text("utf-8") for path in (ROOT / "pglease").rglob("*.py")]
+CLASSES = {name for text in SOURCES for name in re.findall(r"^class ([A-Z]\w+)", text, re.MULTILINE)}
+ALIASES = {name for text in SOURCES for name in re.findall(r"^([A-Z]\w+): TypeAlias", text, re.MULTILINE)}
 
 
 def found(name: str) -> Any:
@@ -71,12 +69,14 @@ def test_every_public_name_says_what_its_user_must_know() -> None:
     assert wrong == []
 
 
-def test_whatever_a_public_call_answers_is_on_the_page_too() -> None:
+def test_whatever_a_public_call_answers_and_every_word_for_what_it_takes_is_on_the_page_too() -> None:
     shown = {name.rpartition(".")[2] for name, _ in ENTRIES} | IN_WORDS
 
-    missing = [f"{name}: {kind}" for name, thing in public() for kind in answers(thing) if kind not in shown]
+    missing = {
+        f"{name}: {kind}" for name, thing in public() for kind in answers(thing) | words(thing) if kind not in shown
+    }
 
-    assert missing == []
+    assert missing == set()
 
 
 def test_a_docstring_that_says_too_little_is_found_out() -> None:
@@ -148,8 +148,16 @@ def parameters(thing: Any) -> Mapping[str, inspect.Parameter]:
         return {}  # nobody else raises them; what they carry is said under Attributes
     try:
         return inspect.signature(thing).parameters
-    except ValueError:
+    except (TypeError, ValueError):  # a value, or a class that says nothing of it
         return {}
+
+
+def words(thing: Any) -> set[str]:
+    """Return our words for types that a call takes, or a record has."""
+    declared = [one.annotation for one in parameters(thing).values()] + [
+        *getattr(thing, "__annotations__", {}).values()
+    ]
+    return set(re.findall(r"\w+", " ".join(map(str, declared)))) & ALIASES
 
 
 def source(thing: Any) -> str:

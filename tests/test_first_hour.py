@@ -352,6 +352,16 @@ def test_a_call_of_the_client_for_threads_in_a_coroutine_that_awaits_something_e
     assert asyncio.run(story())
 
 
+def test_await_before_a_block_is_told_how_it_is_entered(leases):
+    async def wait_for(block):
+        await block
+
+    for face in (leases, AsyncPGLease(leases)):
+        for block in (face.acquire("report"), face.acquire_many(["report"])):
+            with refused(TypeError, "nothing is acquired yet", "`with leases.acquire", "`async with` on asyncio"):
+                asyncio.run(wait_for(block))
+
+
 def test_an_answer_that_nobody_awaited_is_told_by_python(leases):
     with pytest.warns(RuntimeWarning, match=r"AsyncPGLease.try_acquire' was never awaited"):
         AsyncPGLease(leases).try_acquire("report")

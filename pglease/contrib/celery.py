@@ -41,6 +41,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 OnConflict: TypeAlias = Literal["skip", "retry", "raise"]
+"""What becomes of a call while somebody else has the lease. See `LeaseTask`."""
 
 HANDOVER_HEADER = "pglease_handover"
 """The message header that carries a `Handover`, as text."""
