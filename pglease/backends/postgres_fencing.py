@@ -15,6 +15,9 @@ from pglease.backends.postgres_guard import Place
 from pglease.errors import ConfigurationError, PgleaseError
 from pglease.records import Claim
 
+_MOST = 256
+"""Statements that are kept written."""
+
 
 class Whereabouts:
     """Where one backend's leases are, looked for when somebody first asks, and again once a guard was not at home.
@@ -40,6 +43,8 @@ class Whereabouts:
         known = self._statements.get((idle, again, patient))
         if known is None:
             known = Statement(postgres_guard.guard(self.find(), idle, again=again, patient=patient))
+            if len(self._statements) >= _MOST:  # each lease has a ttl of its own, it seems
+                self._statements = {}
             self._statements[idle, again, patient] = known
         return known
 

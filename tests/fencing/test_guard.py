@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pglease import FencedError, HeldLease, PGLease
+from pglease.backends.postgres import PostgresBackend
 from tests.fencing.kinds import Session
 from tests.support.worlds import Stopwatch, expire, steal
 
@@ -155,3 +156,15 @@ def _commit_all_the_same(session: Session) -> None:
         session.commit()
     except Exception:
         session.rollback()
+
+
+def test_guards_of_ever_other_ttls_leave_no_more_behind_than_those_of_a_few(leases: PGLease) -> None:
+    lease = leases.wait_for_lease("job", ttl=60)
+    assert isinstance(leases.backend, PostgresBackend)
+    whereabouts = leases.backend._whereabouts
+
+    written = {whereabouts.statement(60.0 + number / 8, again=False, patient=False) for number in range(1000)}
+
+    assert len(written) == 1000
+    assert len(whereabouts._statements) <= 256
+    assert lease.held
