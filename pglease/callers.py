@@ -64,6 +64,17 @@ class Callers:
                 self._under_way -= 1
 
 
+def on_its_own(function: Callable[[], T], name: str) -> Future[T]:
+    """Have `function` called on a thread of its own, which ends with it."""
+    call: Future[T] = Future()
+    work = partial(contextvars.copy_context().run, function)
+    try:
+        threading.Thread(target=_carry_out, args=(call, work), name=name, daemon=True).start()
+    except RuntimeError as error:  # no more threads, or the interpreter is going down
+        raise BackendUnavailable(f"there is no thread for a call to the store: {error}") from error
+    return call
+
+
 def _carry_out(call: Future[T], function: Callable[[], T]) -> None:
     if not call.set_running_or_notify_cancel():
         return

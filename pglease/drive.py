@@ -33,6 +33,8 @@ MOST_KEEPERS = 4
 """The same for what renews and releases, which must not queue behind questions that a dead link has swallowed."""
 TURN = 10.0
 """Seconds for which a look, or a renewal by hand, waits until one of these threads is free."""
+PATIENCE = 2.0
+"""The same for what must be done in any case."""
 
 
 def run(steps: Generator[Step, Answer, T], backend: Backend, pause: Callable[[float], None]) -> T:
@@ -156,21 +158,27 @@ async def _run_off_the_loop(function: Callable[[], T], callers: Callable[[], Cal
 
 
 async def to_the_end(
-    function: Callable[[], T], *, seconds: float | None = None, instead: Callable[[], T] | None = None
+    function: Callable[[], T], *, seconds: float = PATIENCE, instead: Callable[[], T] | None = None
 ) -> T:
     """Run a blocking function off the loop and to its end; a cancellation of this task follows only then.
 
     Args:
         function: ends within a time of its own.
-        seconds: how long it may wait for its turn; None for as long as that takes.
-        instead: is called here if its turn did not come by then; must not block. Goes with `seconds`.
+        seconds: how long it may wait for its turn.
+        instead: is called here if its turn did not come by then; must not block. None: the function gets a thread of
+            its own.
+
+    Raises:
+        BackendUnavailable: there is no such thread to be had; the function was not run.
     """
     import asyncio
+
+    from pglease.callers import on_its_own
 
     running_loop()
     doing = _keeping().submit(function)
     end = _End(doing)
-    until = None if seconds is None else clock.now() + seconds
+    until: float | None = clock.now() + seconds
     cancelled: asyncio.CancelledError | None = None
     try:
         while not doing.done():
@@ -180,7 +188,9 @@ async def to_the_end(
                 cancelled = error
             if until is not None and clock.now() >= until:
                 until = None  # if it runs, its own time is what counts
-                doing.cancel()
+                if doing.cancel() and instead is None:
+                    doing = on_its_own(function, "pglease-to-the-end")
+                    end = _End(doing)
         answer = instead if instead is not None and doing.cancelled() else doing.result
         if cancelled is None:
             return answer()

@@ -480,6 +480,30 @@ def test_what_must_go_to_its_end_is_done_otherwise_when_its_turn_does_not_come()
     assert done == ["instead"]
 
 
+def test_what_must_go_to_its_end_and_cannot_be_done_otherwise_gets_a_thread_of_its_own():
+    go_on, done = threading.Event(), []
+
+    async def main() -> None:
+        stuck = [asyncio.create_task(drive.to_the_end(lambda: go_on.wait(60))) for _ in range(drive.MOST_KEEPERS)]
+        await asyncio.sleep(0)
+        assert await drive.to_the_end(lambda: "done", seconds=0.05) == "done"
+        with pytest.raises(ZeroDivisionError):
+            await drive.to_the_end(lambda: 1 / 0, seconds=0.05)
+        waiting = asyncio.create_task(drive.to_the_end(lambda: done.append("all the same"), seconds=0.05))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert done == ["all the same"]
+        go_on.set()
+        await asyncio.gather(*stuck)
+
+    try:
+        asyncio.run(main())
+    finally:
+        go_on.set()
+
+
 def test_a_call_sees_the_context_of_who_asked():
     who: ContextVar[str] = ContextVar("who", default="nobody")
 
