@@ -5,6 +5,7 @@ Those that can be run are run where their page is: `test_docs.py`, `test_readme.
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import shell
+from pglease.cli import failures
+from tests.support import book, shell
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -37,6 +39,31 @@ def test_every_command_of_a_page_is_one_that_its_program_takes(pytestconfig: pyt
     wrong = [f"{page.name}: {each}" for page in PAGES for each in refused(page.read_text("utf-8"), pytestconfig)]
 
     assert wrong == []
+
+
+def test_the_examples_of_each_help_are_what_it_takes(pytestconfig: pytest.Config) -> None:
+    examples = re.findall(r"^ +Examples:\n((?: {4}.+\n)+)", book.commands(), re.MULTILINE)
+    lines = [re.split(r" {3,}", line.strip())[0] for block in examples for line in block.splitlines()]
+    commands = [words for line in lines for words in shell.simple_commands(line) if words[0] == "pglease"]
+
+    assert {words[1] for words in commands} >= {"run", "list", "wait", "history", "web", "options"}
+    assert [problem for words in commands if (problem := shell.refusal(words, pytestconfig))] == []
+
+
+def test_the_page_of_the_command_line_has_every_exit_code_and_who_says_it() -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([\d, ]+) \| ([^|]+) \|", page, re.MULTILINE)
+    told = {int(code) for codes, _ in rows for code in codes.split(", ")}
+
+    codes = {value for name, value in vars(failures).items() if name.isupper() and type(value) is int}
+    assert told >= codes | {0, 1, 126, 127}
+    helps = re.split(r"^## pglease ", book.commands(), flags=re.MULTILINE)[1:]
+    say_one = {
+        text.split()[0]
+        for text in helps
+        if re.search(r"exit code[^.]*\b1\b", text.partition("Options:")[0], re.IGNORECASE)
+    }
+    assert say_one == {word for codes, who in rows if codes == "1" for word in re.findall(r"`(\w+)", who)}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +92,7 @@ def test_a_command_that_would_not_be_taken_is_found_out(text: str, said: str, py
 
 
 def test_what_is_around_a_command_is_no_part_of_it() -> None:
-    line = "A=1 pglease run a --  sh -c 'x # y' | sort && pglease list & wait  # as # ever"
+    line = "A=1 pglease run a --  sh -c 'x # y' | sort && pglease list > file & wait  # as # ever"
 
     assert list(shell.simple_commands(line)) == [
         ["pglease", "run", "a", "--", "sh", "-c", "x # y"],

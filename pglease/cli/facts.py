@@ -60,7 +60,7 @@ def list_leases(ctx: click.Context, /, *, prefix: str, ended: bool, as_json: boo
 @quiet_option
 @click.pass_context
 def show(ctx: click.Context, /, *, name: str, as_json: bool, quiet: bool, **_: Any) -> int:
-    """Show everything the store says about NAME: who has it, since when, until when, is it renewed, who queues.
+    """Show everything the store says about NAME: who has it, since when, until when, if renewed, who queues.
 
     Those who wait without a queue (`fair=True`) are not known to the store. Exit code 1 when it does not know the name.
     """

@@ -158,7 +158,7 @@ def _noted(problems: list[str], kind: type[Exception]) -> Any:
 @click.option(
     "--ttl", type=DurationType(), default="60s", show_default=True,
     help="How long the lease lives without renewal, hence how long others wait after a crash. It is renewed three "
-    "times as often.",
+    "times in that span.",
 )  # fmt: skip
 @click.option(
     "--wait", type=DurationType(zero=True, forever=True), metavar="[DURATION]",

@@ -57,12 +57,15 @@ def mentioned(text: str) -> list[str]:
 
 
 def simple_commands(line: str) -> Iterator[list[str]]:
-    """Yield the commands of one line, without what is set for them by `NAME=value`."""
+    """Yield the commands of one line, without what is set for them by `NAME=value`, and where their output goes."""
     command: list[str] = []
     lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;")
     lexer.wordchars += "<>$(){}[]:,!*?%@#"  # these are of a word here; a comment begins after a blank
-    for word in [*_until_comment(lexer), "|"]:
-        if set(word) <= set("|&;"):
+    words = iter([*_until_comment(lexer), "|"])
+    for word in words:
+        if set(word) <= set("<>"):
+            next(words)
+        elif set(word) <= set("|&;"):
             if command:
                 yield command
             command = []
