@@ -33,7 +33,11 @@ def is_under(lease: HeldLease) -> bool:
 def current_lease(name: str | None = None) -> HeldLease | None:
     """Return the handle of the innermost block around the running code, or of the innermost for `name`; else None.
 
-    It is returned also when the hold was lost meanwhile: ask `held`, or use `assert_held`.
+    It is returned also when the hold was lost meanwhile: ask `held`, or use `assert_held`. A task of asyncio inherits
+    it, a new thread does not. In a task it is a `HeldLease`, too, whose `renew` and `release` block the loop.
+
+    Args:
+        name: the lease. Default None: whichever is the innermost.
     """
     for each in reversed(_current.get()):
         lease = each()
@@ -47,9 +51,15 @@ def assert_held(name: str | None = None) -> HeldLease:
 
     For functions that must never run without a lease, however they are called.
 
+    Args:
+        name: as for `current_lease`.
+
     Raises:
         LeaseLostError: the running code is under that lease, but it was lost.
         NotOwnedError: the running code is under no such lease, or it was released.
+
+    Source:
+        ShedLock's `LockAssert`.
     """
     lease = current_lease(name)
     if lease is not None:

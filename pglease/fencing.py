@@ -79,7 +79,11 @@ def accept(connection: Any, resource: str, token: int, *, table: str = TABLE, sc
 
     Raises:
         ConfigurationError: an argument is wrong; an asynchronous, closed or failed connection.
-        BackendMisconfigured: the table is missing. Other errors are the driver's own.
+        BackendMisconfigured: the table is missing; nothing was noted, and an open transaction is aborted. Other errors
+            are the driver's own.
+
+    Source:
+        the check that Martin Kleppmann asks of a storage service in *How to do distributed locking* (2016).
     """
     caller = _caller(connection)
     if caller.is_async:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,16 @@ def test_its_tables_are_what_the_product_says(page: Path) -> None:
 
 def test_the_timeline_is_what_its_page_draws() -> None:
     assert CHOOSING.with_suffix(".svg").read_text("utf-8") == timeline(), "run: python -m tests.support.readme"
+
+
+def test_its_table_of_extras_has_them_all() -> None:
+    section = TEXT.partition("\n## Install\n")[2].partition("\n## ")[0]
+    named = {
+        extra for row in re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE) for extra in re.findall(r"\w+", row)
+    }
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+
+    assert named == extras.keys() - {"all", "dev"}
 
 
 def test_it_is_short_and_shows_code_early() -> None:
