@@ -44,6 +44,9 @@ log = logging.getLogger("pglease")
 
 SHORT_TTL = 1.0
 """Seconds below which a lease leaves little room for anything to go wrong."""
+LEAST = 0.1
+"""Seconds that a release is given though its turn came late."""
+_NEVER = float("inf")
 POLL = 1.0
 """The longest pause of `acquire(wait=…)` between two looks, in seconds, where the store wakes nobody."""
 
@@ -367,12 +370,18 @@ class Taking:
                 f"this thread already holds {name!r} through this client; waiting for it would never end", name=name
             )
 
-    def leave(self, hold: Hold, body_error: BaseException | None) -> None:
-        """End the hold of a block; say loudly what went wrong, but never instead of the block's own error."""
+    def leave(self, hold: Hold, body_error: BaseException | None, *, until: float = _NEVER) -> None:
+        """End the hold of a block; say loudly what went wrong, but never instead of the block's own error.
+
+        Args:
+            hold: the block's.
+            body_error: what the block has raised, if it has.
+            until: the boot clock by which it must be left; it may have had to wait for its turn.
+        """
         hold.in_block = False
         trouble: BackendError | ConfigurationError | None = None
         try:
-            self.manager.settle(hold, _box_for(body_error))
+            self.manager.settle(hold, max(LEAST, min(_box_for(body_error), until - clock.now())))
         except BackendError as error:
             trouble = error
         except ConfigurationError as error:  # the lent connection was of no use; the background tries another
@@ -390,9 +399,11 @@ class Taking:
         elif hold.over and (hold.settled or hold.loss is not None):
             self.leave(hold, body_error)  # there is nothing to ask the store
         else:
+            box = _box_for(body_error)
+            until = clock.now() + box
             await drive.to_the_end(
-                lambda: self.leave(hold, body_error),
-                seconds=_box_for(body_error),
+                lambda: self.leave(hold, body_error, until=until),
+                seconds=box,
                 instead=lambda: self.leave_later(hold, body_error),
             )
 
