@@ -160,15 +160,7 @@ def within_its_slots(page: Path, tell: Callable[[], None], now: Callable[[], flo
         tell()
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        page
-        for page in PAGES
-        if page != TUTORIAL and any(lang == "python" or typed(said) for _, lang, said in parts(page))
-    ],
-    ids=title,
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page != TUTORIAL], ids=title)
 def test_the_blocks_of_a_page_run_in_their_order(
     page: Path, server: RunServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +274,15 @@ def test_every_block_of_a_page_is_in_a_language_or_is_no_code(page: Path) -> Non
 
     assert set(fences[::2]) <= {"python", "console", "sql", "yaml", "toml", "ini", "json", "text", ""}
     assert len(re.findall(r"^```python$", page.read_text("utf-8"), re.MULTILINE)) == len(blocks(page))
+
+
+def test_a_page_without_code_shows_no_line_that_is_run_nowhere() -> None:
+    run, shown = (
+        {line for page in PAGES if bool(blocks(page)) is has_code for line in typed(page.read_text("utf-8"))}
+        for has_code in (True, False)
+    )
+
+    assert shown - run == set()
 
 
 def test_what_is_not_run_is_in_some_page() -> None:

@@ -41,6 +41,11 @@ def test_each_section_says_what_happened_how_things_stand_and_what_to_do(name: s
     assert [fact for fact in facts(KINDS[name]) - {"refused"} if f"`{fact}`" not in SECTIONS[name]] == []
 
 
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "PgleaseError"])
+def test_each_error_says_itself_how_things_stand_afterwards(name: str) -> None:
+    assert "Afterwards: " in (KINDS[name].__doc__ or "")
+
+
 def test_the_family_is_drawn_as_it_is() -> None:
     drawn = re.findall(r"^\| [^`]*`(\w+)`", PAGE.partition("## ")[0], re.MULTILINE)
 
