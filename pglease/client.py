@@ -155,6 +155,7 @@ class PGLease(mistakes.OnlyWith):
         self.heartbeat_manager = self.taking.manager
         forks.forget_in_children(self, PGLease._forget)
         _clients.add(self)
+        self._campaigns: weakref.WeakSet[LeaderElection] = weakref.WeakSet()
         # Dropped without close(): the finalizer must not refer to the client, or it would never be dropped.
         self._finalizer = weakref.finalize(
             self, _abandon, self.heartbeat_manager, self.backend if self._opened else None
@@ -850,17 +851,31 @@ class PGLease(mistakes.OnlyWith):
     def close(self) -> None:
         """Release what is held, stop the heartbeats, close what this client opened and nothing else. Idempotent.
 
-        Holds whose block is still running are marked lost with the reason `closed`. Releases that the store does not
+        Elections are stopped first: work that leads is told to end, and has 2.5 seconds for that. Holds whose block or
+        work is still running then are marked lost with the reason `closed`. Releases that the store does not
         confirm within 5 seconds are left to lapse. Afterwards every call but this and `is_alive` answers
         `BackendClosed`.
         """
         self._close(CLOSING_BOX)
 
+    def _stop_before_closing(self, campaign: LeaderElection) -> None:
+        """Have a campaign end before what it rests on."""
+        self._campaigns.add(campaign)
+
+    def _stop_campaigns(self, until: float) -> None:
+        campaigns = list(self._campaigns)
+        for campaign in campaigns:
+            campaign.stop(0)  # all are told before the first is waited for
+        for campaign in campaigns:
+            campaign.stop(max(0.0, until - clock.now()))
+
     def _close(self, seconds: float, *, blocks: bool = True) -> None:
+        until = clock.now() + seconds
+        if not self.taking.closed.is_set():
+            self._stop_campaigns(until - seconds / 2)
         holds = self.taking.close_book()
         if holds is None:
             return
-        until = clock.now() + seconds
         manager = self.heartbeat_manager
         for hold in holds:
             if blocks or not hold.in_block:

@@ -230,6 +230,7 @@ class LeaderElection:
             BackendClosed: the client was closed; there is no campaign.
         """
         self.leases.taking.refuse_if_closed()
+        self.leases._stop_before_closing(self)
         with self._changed:
             if self.over:
                 self._thread = Campaign(self._campaign, before=self._thread)
@@ -566,6 +567,7 @@ class LeaderElection:
     def _serve(self, lease: HeldLease, stopping: threading.Event) -> None:
         """Play the role from its begin to its end."""
         term = Term(lease)
+        lease._hold.in_block = True  # whoever closes the client does not give it back under the feet of the work
         with self._changed:
             self._term = term
             self._tell()
@@ -574,15 +576,16 @@ class LeaderElection:
             self._start_work(term, self._on_started)
         if stopping.is_set():
             term.leave()
-        while not lease.lost.wait(self._wanted.ttl / 3):
+        while not (lease.lost.wait(self._wanted.ttl / 3) or lease._hold.over):  # or released by hand
             self._heed_request(term)
         with self._changed:
-            term.leaving = True
+            term.leave()
             self._tell()
             self._changed.wait_for(lambda: not term.workers)
         self._resign(term)
 
     def _resign(self, term: Term) -> None:
+        term.lease._hold.in_block = False
         try:
             term.lease.release()
         except PgleaseError as error:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from pglease import BackendClosed, ConfigurationError, current_lease
+from pglease import BackendClosed, ConfigurationError, client, current_lease
 from tests.support.worlds import wait_until
 
 SOON = 20
@@ -62,6 +62,61 @@ def test_an_election_of_a_closed_client_says_so_instead_of_never_leading(leases)
     with pytest.raises(BackendClosed):
         election.start()
     assert election.over
+
+
+def test_closing_the_client_tells_the_work_to_end_and_gives_the_lease_back_after_it(leases, rival, monkeypatch):
+    monkeypatch.setattr(client, "CLOSING_BOX", 240.0)
+    begun, got_meanwhile = threading.Event(), []
+
+    def work(lease):
+        begun.set()
+        assert lease.lost.wait(60)
+        got_meanwhile.append(rival.try_acquire("role"))
+
+    election = leases.leader_election("role", on_started=work).start()
+    assert begun.wait(60)
+
+    leases.close()
+
+    assert got_meanwhile == [False]
+    assert rival.try_acquire("role")
+    assert election.over
+    assert election.stop(60)
+
+
+def test_work_that_does_not_end_when_the_client_is_closed_has_lost_its_lease(leases, monkeypatch):
+    monkeypatch.setattr(client, "CLOSING_BOX", 0.2)
+    begun, go_on, found = threading.Event(), threading.Event(), []
+
+    def work(lease):
+        begun.set()
+        go_on.wait(60)
+        found.append(lease.loss.reason)
+
+    election = leases.leader_election("role", on_started=work).start()
+    assert begun.wait(60)
+
+    leases.close()
+    go_on.set()
+
+    assert election.stop(60)
+    assert found == ["closed"]
+
+
+def test_a_leader_that_gives_its_lease_back_by_hand_has_led_and_may_lead_again(leases):
+    terms = []
+
+    def work(lease):
+        terms.append(lease.fencing_token)
+        if len(terms) == 1:
+            lease.release()
+        assert lease.lost.wait(60)
+
+    election = leases.leader_election("role", ttl=1.5, on_started=work).start()
+
+    wait_until(lambda: len(terms) == 2)
+    assert terms[1] > terms[0]
+    assert election.stop(60)
 
 
 def test_for_ever_may_be_written_as_a_number_wherever_one_waits(leases):
