@@ -60,6 +60,7 @@ class Hold:
         "caller",
         "client_owned",
         "context",
+        "doubted",
         "ended",
         "ended_at",
         "exits",
@@ -102,6 +103,7 @@ class Hold:
         self.wanted = wanted
         self.ttl = wanted.ttl
         self.margin = margin
+        self.doubted = _NEVER
         self.caller = caller
         self.context = contextvars.copy_context()  # for callbacks: what they log belongs to whoever took it
         self.began_at = term.sent_at
@@ -138,13 +140,26 @@ class Hold:
         """The boot clock when this process must stop acting; read by the watchdog."""
         until = self.deadline
         if self.exits:
-            until -= exits.notice(self.ttl)
+            until -= exits.notice(self.span)
         return until if self.bond is None else min(until, self.bond.until)
 
     @property
     def deadline(self) -> float:
         """The boot clock by which whatever acts under it must be over, while the session it may rest on lives."""
         return min(self.term.trusted_until, self.max_until)
+
+    @property
+    def span(self) -> float:
+        """Seconds for which a renewal is believed: the ttl, or less where a shorter one may be heard late."""
+        return min(self.ttl, self.doubted)
+
+    def doubt(self, ttl: float) -> None:
+        """Note that a renewal by that ttl was given up without an answer.
+
+        The store may hear it at any time, also after one by a longer ttl that was asked for later, and then the hold
+        ends by the shorter one. So no longer one is believed any more.
+        """
+        self.doubted = min(self.doubted, ttl)
 
     @property
     def stalls(self) -> bool:
@@ -351,7 +366,7 @@ class Warned:
     @property
     def due(self) -> float:
         """The boot clock when a third of the ttl is left."""
-        return self._hold.due - self._hold.ttl / options.RENEWALS_PER_TTL
+        return self._hold.due - self._hold.span / options.RENEWALS_PER_TTL
 
     def overdue(self) -> None:
         """Say so, unless a renewal has come in this moment."""
@@ -454,6 +469,9 @@ class HeldLease:
 
     def renew(self, ttl: Duration | None = None) -> None:
         """Extend by hand: from the store's now, for `ttl` seconds (default: as acquired), now and at later renewals.
+
+        While a renewal by a shorter `ttl` whose answer never came may still reach the store, no more than that is
+        believed (`remaining()`), and renewals come as often as it needs.
 
         Raises:
             ConfigurationError: `ttl` is no duration; nothing was sent.

@@ -147,10 +147,12 @@ class HeartbeatManager:
             hold.bond.when_broken(hold.lose)
 
     def _plan(self, hold: Hold, *, since: float | None = None) -> None:
-        interval = options.interval_for(hold.ttl, self._interval)
-        box = options.renewal_box(hold.ttl, hold.margin, interval)
+        ttl = hold.span
+        margin = hold.margin if ttl == hold.ttl else self.margin_for(ttl)
+        interval = options.interval_for(ttl, self._interval)
+        box = options.renewal_box(ttl, margin, interval)
         # A grant that only a later look found has less than its ttl left: then its renewal comes as much earlier.
-        granted_at = hold.term.trusted_until + hold.margin - hold.ttl
+        granted_at = hold.term.trusted_until + margin - ttl
         sent_at = min(hold.term.sent_at, granted_at) if since is None else since
         due = self._schedule.add(hold, interval=interval, box=box, sent_at=sent_at)
         if due < self._wakes_at:
@@ -248,6 +250,8 @@ class HeartbeatManager:
                 return Unknown(BackendUnavailable(f"a renewal of {hold.name!r} by its old ttl is still under way"))
             renewal = Renewal(hold.name, hold.lease_id, hold.ttl)
             outcome = self._insist(renewal, budget)
+            if budget.forsaken:
+                hold.doubt(renewal.ttl)
             self._apply(hold, renewal, outcome, budget.sent_at)
         finally:
             hold.renewing.release()
@@ -260,6 +264,7 @@ class HeartbeatManager:
             try:
                 (outcome,) = self.backend.renew([renewal], budget)
             except BackendUnavailable as error:
+                budget.forsaken = True
                 return Unknown(error)
             if not isinstance(outcome, Unknown) or clock.now() >= until:
                 return outcome
@@ -444,6 +449,8 @@ class HeartbeatManager:
             outcomes = self._ask(renewals, budget)
             self._asking_until = float("inf")
             for hold, renewal, outcome in zip(due, renewals, outcomes, strict=True):
+                if budget.forsaken:
+                    hold.doubt(renewal.ttl)
                 self._apply(hold, renewal, outcome, budget.sent_at)
         finally:
             self._asking, self._asking_until = frozenset(), float("inf")
@@ -467,12 +474,13 @@ class HeartbeatManager:
         except Exception as error:  # also a backend that its owner has closed: unknown, and asked again at leisure
             if not isinstance(error, PgleaseError):  # ours say all there is to say, also of a connection of no use
                 log.exception("a renewal failed in an unexpected way")
+            budget.forsaken = True
             return [Unknown(error)] * len(renewals)
 
     def _apply(self, hold: Hold, renewal: Renewal, outcome: RenewalOutcome, sent_at: float) -> None:
         if isinstance(outcome, Held):
-            margin = self.margin_for(renewal.ttl)  # not `hold.margin`: `_change_ttl` may be about to set it
-            term = Term.begin(outcome.lease, sent_at=sent_at, ttl=renewal.ttl, margin=margin)
+            ttl = min(renewal.ttl, hold.doubted)  # neither `hold.ttl` nor its margin: `_change_ttl` may set them
+            term = Term.begin(outcome.lease, sent_at=sent_at, ttl=ttl, margin=self.margin_for(ttl))
             if hold.confirm(term):
                 self._confirmed(hold)
                 self.notices.tell_of("renewed", hold)

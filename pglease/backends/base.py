@@ -91,14 +91,19 @@ class Budget:
     Args:
         now: reads the boot clock, in seconds.
         until: the moment on that clock by which the verb must have ended, with an answer or with `BackendUnavailable`.
+
+    Attributes:
+        sent_at: that clock before the try that was answered.
+        forsaken: whether a try was given up for another one. It may reach the store yet, after whatever comes next.
     """
 
-    __slots__ = ("_now", "sent_at", "until")
+    __slots__ = ("_now", "_sent", "forsaken", "sent_at", "until")
 
     def __init__(self, now: Callable[[], float], until: float) -> None:
         self._now = now
         self.until = until
         self.sent_at = now()
+        self.forsaken = self._sent = False
 
     @classmethod
     def of(cls, seconds: float, now: Callable[[], float]) -> Budget:
@@ -116,6 +121,7 @@ class Budget:
         safety: then belief is counted from the call.
         """
         self.sent_at = self._now()
+        self.forsaken, self._sent = self._sent, True
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,16 @@ import threading
 import pytest
 
 import pglease
-from pglease import BackendUnavailable, ConfigurationError, Event, MemoryBackend, PGLease, install_signal_handlers
+from pglease import (
+    BackendUnavailable,
+    ConfigurationError,
+    Event,
+    MemoryBackend,
+    PGLease,
+    clock,
+    install_signal_handlers,
+)
+from pglease.backends.base import Budget
 from tests.support import worlds
 from tests.support.worlds import child, wait_until
 
@@ -26,6 +35,35 @@ class Deaf(MemoryBackend):
         self.renewals += 1
         if self.deaf:
             raise BackendUnavailable("no answer")
+        return super().renew(renewals, budget)
+
+
+class Late(MemoryBackend):
+    """A store whose answers to renewals get lost while it is `late`, and the renewals come to it when they are let."""
+
+    late = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.under_way = []
+
+    def renew(self, renewals, budget):
+        if self.late:
+            self.under_way.append(renewals)
+            raise BackendUnavailable("no answer", outcome_unknown=True)
+        return super().renew(renewals, budget)
+
+    def arrive(self) -> None:
+        """Let what was given up come to the store."""
+        for renewals in self.under_way:
+            super().renew(renewals, Budget.of(5, clock.now))
+
+
+class Stuttering(MemoryBackend):
+    """A store that is asked for a renewal twice before it answers."""
+
+    def renew(self, renewals, budget):
+        budget.sending()
         return super().renew(renewals, budget)
 
 
@@ -85,6 +123,46 @@ def test_what_is_renewed_in_time_is_never_at_risk():
         leases.heartbeat_manager.renew(hold, None)
 
     assert "at_risk" not in diary.kinds()
+
+
+def test_a_hold_that_was_lengthened_is_not_believed_for_longer_than_a_late_renewal_leaves_it():
+    store = Late()
+    with PGLease(store) as leases:
+        lease = leases.wait_for_lease("job", ttl=60)
+        store.late = True
+        with pytest.raises(BackendUnavailable):
+            lease.renew()
+        store.late = False
+        lease.renew(600)
+
+        store.arrive()
+
+        assert lease.remaining() < leases.get_lease("job").time_remaining() < 60
+
+
+def test_it_is_renewed_as_often_as_the_shorter_ttl_needs_and_stays_held():
+    store = Late()
+    with PGLease(store) as leases:
+        lease = leases.wait_for_lease("job", ttl=6)
+        store.late = True
+        with pytest.raises(BackendUnavailable):
+            lease.renew()
+        store.late = False
+        lease.renew(600)
+
+        store.arrive()
+
+        wait_until(lambda: leases.get_lease("job").time_remaining() > 500, SOON)
+        assert lease.held
+
+
+def test_a_renewal_that_the_backend_asked_for_twice_may_be_heard_late_too():
+    with PGLease(Stuttering()) as leases:
+        lease = leases.wait_for_lease("job", ttl=60)
+        lease.renew()
+        lease.renew(600)
+
+        assert lease.remaining() < 60
 
 
 def test_a_callback_must_be_a_plain_function():
