@@ -6,6 +6,7 @@ It sees both sides, which nobody else does: what the server did, and what each p
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 WATCHDOG = 0.05
 """Seconds after its deadline by which a loss is told, however bad the network is."""
 
+LONGEST_BOX = 5.0
+"""Seconds that renewals may take which were begun before a hold was there to be considered."""
 GIVEN_BACK = 1.0
 """Seconds after which, over a good network, nothing is left of an acquisition that came to nothing."""
 GIVEN_BACK_AT_LAST = 16.0
@@ -87,8 +90,7 @@ class Judge:
         if isinstance(call.value, Refused):
             return
         rows, now = self.server.store.rows, self.server.store._store.now()
-        if isinstance(call.value, Granted):
-            name = call.args[0].name
+        for name in _granted_by(call):
             old, row = before.get(name), rows[name]
             if old is None or old[1] != row.fencing_token:
                 self._granted(name, row.lease_id, row.fencing_token)
@@ -140,7 +142,7 @@ class Judge:
     def look(self) -> None:
         """Compare every belief with the facts."""
         for name, beliefs in self._by_name.items():
-            believers = [belief for belief in beliefs if self._believes(belief)]
+            believers = [belief for belief in beliefs if self.believes(belief)]
             if len(believers) > 1:
                 who = ", ".join(f"{b.process.name} (token {b.hold.claim.fencing_token})" for b in believers)
                 self.wrong("S1", f"{name} is held by {who}")
@@ -155,9 +157,9 @@ class Judge:
             self.wrong("S1", f"{belief.process.name} believes in {hold.name}, which the server does not know as its")
 
     def _believers(self, name: str) -> list[Belief]:
-        return [belief for belief in self._by_name.get(name, ()) if self._believes(belief)]
+        return [belief for belief in self._by_name.get(name, ()) if self.believes(belief)]
 
-    def _believes(self, belief: Belief) -> bool:
+    def believes(self, belief: Belief) -> bool:
         """Tell whether a process may act on a hold now, by the real code; what promises nothing is left out."""
         process, hold = belief.process, belief.hold
         if process.dead:
@@ -176,6 +178,14 @@ class Judge:
             return False  # an operator ended it, or a failover lost it: it goes on until it is told, or its deadline
         return held
 
+    def belief(self, hold: Hold) -> Belief:
+        """Return how a hold is followed."""
+        return self._beliefs[hold]
+
+    def beliefs_of(self, name: str) -> list[Belief]:
+        """Return the last holds of a name, those that are over among them."""
+        return list(self._by_name.get(name, ()))
+
     def confirmed(self, hold: Hold) -> None:
         """Look after a renewal that the holder believes in."""
         self.counts["renewals"] += 1
@@ -186,28 +196,53 @@ class Judge:
 
     def doubted(self, process: Process, link: Link, name: str) -> None:
         """Look a while after an acquisition that came to nothing: what it may have been granted is given back."""
-        since, generation, weather = self.kernel.now, self.server.generation, self.server.weather
-        rough = weather.busy or weather.slow or self.kernel.stalls
+        since, peaceful = self.kernel.now, self._in_peace(process, link)
 
         def look() -> None:
-            troubled = process.dead or process.stopped(since, self.kernel.now) or link.cut_out_until > since
-            # A server that was frozen may serve what was asked before after what was asked later: that lapses.
-            thawed = self.server.frozen_until > since - THAW
-            if rough or troubled or thawed or generation != self.server.generation:
-                return
             row, store = self.server.store.rows.get(name), self.server.store._store
-            if row is None or row.expires_at <= store.now() or row.owner_id != process.name:
+            if not peaceful() or row is None or row.owner_id != process.name or self._may_be_left(name, row):
                 return
-            if (name, row.lease_id) in self._released:
-                return  # a copy of the request came after the give-back of what it asked for: that lapses, too
             age = (store.now() - row.acquired_at).total_seconds()
-            if abs(self.kernel.now - age - self.server.frozen_until) < SERVED:
-                return  # it was asked for before the server froze, longer ago than anybody gives back: that lapses, too
             known = any(belief.hold.lease_id == row.lease_id for belief in self._beliefs.values())
             if not known and age > self.kernel.now - since:
                 self.wrong("S4", f"{name} is held by {process.name}, which was told that it failed")
 
-        self.kernel.after(GIVEN_BACK_AT_LAST if weather.lost else GIVEN_BACK, look)
+        self.kernel.after(GIVEN_BACK_AT_LAST if self.server.weather.lost else GIVEN_BACK, look)
+
+    def given_back(self, process: Process, link: Link, name: str, lease_id: str) -> None:
+        """Look a while after somebody let go of what it had, or of what it was asking for."""
+        peaceful = self._in_peace(process, link)
+
+        def look() -> None:
+            row = self.server.store.rows.get(name)
+            if peaceful() and row is not None and row.lease_id == lease_id and not self._may_be_left(name, row):
+                self.wrong("S4", f"{name} is still held by {process.name}, which let go of it")
+
+        self.kernel.after(GIVEN_BACK_AT_LAST if self.server.weather.lost else GIVEN_BACK, look)
+
+    def _in_peace(self, process: Process, link: Link) -> Callable[[], bool]:
+        """Return what tells whether nothing has kept a process from giving back what it did from now on."""
+        since, generation, weather = self.kernel.now, self.server.generation, self.server.weather
+        rough = weather.busy or weather.slow or self.kernel.stalls
+
+        def look() -> bool:
+            troubled = process.dead or process.stopped(since, self.kernel.now) or link.cut_out_until > since
+            # A server that was frozen may serve what was asked before after what was asked later: that lapses.
+            thawed = self.server.frozen_until > since - THAW
+            return not (rough or troubled or thawed or generation != self.server.generation)
+
+        return look
+
+    def _may_be_left(self, name: str, row: Any) -> bool:
+        """Tell whether a row holds nothing, or what is only given back by its ttl."""
+        store = self.server.store._store
+        if row.expires_at <= store.now():
+            return True
+        if (name, row.lease_id) in self._released:
+            return True  # a copy of the request came after the give-back of what it asked for: that lapses, too
+        age = (store.now() - row.acquired_at).total_seconds()
+        # Was it asked for before the server froze, longer ago than anybody gives back? That lapses, too.
+        return bool(abs(self.kernel.now - age - self.server.frozen_until) < SERVED)
 
     # -- losses --------------------------------------------------------------------------------------------------------
 
@@ -252,7 +287,7 @@ class Judge:
         tries = belief.link.attempts[hold.lease_id] - belief.attempts_before
         # The thread that renews may be in a conversation about other leases, for so long.
         box = options.renewal_box(hold.ttl, hold.margin, options.interval_for(hold.ttl)) / process.rate
-        busy = self.kernel.now - since <= box + 0.01 and bool(hold.keeper._asking)
+        busy = self.kernel.now - since <= max(box, LONGEST_BOX) + 0.01 and bool(hold.keeper._asking)
         if not (tries or busy or process.stopped(since - box, self.kernel.now) or self.kernel.stalls):
             self.wrong("needless", f"{hold.name} was lost though nobody tried to renew it")
 
@@ -274,7 +309,16 @@ class Judge:
                     "once", f"{key[0]} lost {key[1]} {losses} times, and was told {self._called_for.get(key, 0)}"
                 )
         for belief in self._beliefs.values():
-            if belief.process.name in alive and self._believes(belief):
+            if belief.process.name in alive and self.believes(belief):
                 self.wrong("end", f"{belief.process.name} still believes in {belief.hold.name}")
         for failure in self.kernel.failures:
             self.wrong("died", failure)
+
+
+def _granted_by(call: Call) -> list[str]:
+    """Return the names that a request was granted."""
+    if isinstance(call.value, Granted):
+        return [call.args[0].name]
+    if call.verb == "try_acquire_many" and isinstance(call.value, list):
+        return [request.name for request in call.args[0]]
+    return []

@@ -10,11 +10,14 @@ Nothing here knows pglease.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 import queue
 import random
+import sys
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -114,7 +117,9 @@ class Kernel:
         self.over = True
         for thread in self.threads:
             if thread.greenlet and not thread.greenlet.dead:
+                self.acting = thread.process
                 thread.greenlet.throw(greenlet.GreenletExit)
+        self.acting = None
         self.threads.clear()
         self._moments.clear()
 
@@ -135,7 +140,22 @@ class Kernel:
         if seconds is not None and seconds < FOREVER:
             # Never nothing: a wait that ends a rounding error too early is repeated, and must get somewhere.
             self._push(self.now + max(1e-6, seconds) / me.process.rate, me, (me.turn, False))
+        loop = asyncio._get_running_loop()
+        if loop is not None:
+            return self._leave_a_loop(loop)
         woken: bool = self._main.switch()
+        return woken
+
+    def _leave_a_loop(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Let others run, to whose threads no loop belongs: for asyncio all of us are one thread."""
+        hooks = sys.get_asyncgen_hooks()
+        asyncio._set_running_loop(None)
+        sys.set_asyncgen_hooks(None, None)
+        try:
+            woken: bool = self._main.switch()
+        finally:
+            asyncio._set_running_loop(loop)
+            sys.set_asyncgen_hooks(*hooks)
         return woken
 
     def wake(self, thread: Thread) -> None:
@@ -374,17 +394,38 @@ class Time:
         _kernel.rest(seconds)
 
 
+class WeakSet(weakref.WeakKeyDictionary[Any, None]):
+    """Stands in for `weakref.WeakSet`, in the order of arrival: no address decides who is told first."""
+
+    def add(self, thing: Any) -> None:
+        self[thing] = None
+
+    def discard(self, thing: Any) -> None:
+        self.pop(thing, None)
+
+
+class Weakref:
+    """Stands in for the module `weakref` where only a set of it is used."""
+
+    WeakSet = WeakSet
+
+
 class Random:
     """Stands in for the module `random`."""
 
-    @staticmethod
-    def random() -> float:
-        return _kernel.random.random()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_kernel.random, name)
 
 
 def number() -> int:
     """Return the number of the running thread, 0 outside of all."""
     return _kernel.running.number if _kernel.running is not None else 0
+
+
+def caller() -> tuple[int, int]:
+    """Stand in for `pglease.identity.current_caller`: the running thread, and the task whose turn it is on a loop."""
+    task = asyncio.current_task() if asyncio._get_running_loop() is not None else None
+    return number(), int(task.get_name()) if task is not None else 0
 
 
 def clock() -> float:

@@ -7,15 +7,20 @@ others.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pglease import clock, options
 from pglease.backends import memory
 from pglease.backends.base import Budget
 from pglease.errors import BackendUnavailable
-from pglease.handles import Hold
+from pglease.giveback import GiveBack
+from pglease.handles import HeldLease, Hold
 from pglease.heartbeat import RELEASE_BOX, HeartbeatManager
+from pglease.primitives.many import GroupContext
+from pglease.primitives.read_write import ReadWriteLock
+from pglease.primitives.semaphore import Semaphore
+from pglease.primitives.talk import Take, Talk
 from pglease.records import Lease, Loss, Released, Unknown
 from pglease.taking import Taking
 from pglease.term import Term
@@ -214,3 +219,43 @@ def _(stage: Stage) -> None:
         plan(manager, hold, since=hold.term.sent_at if since is None else since)
 
     stage.patch(HeartbeatManager, "_plan", as_if_new)
+
+
+@mutant("cancelled-keeps", "what a cancelled task was being granted is not given back")
+def _(stage: Stage) -> None:
+    stage.patch(GiveBack, "add_when_known", lambda _give_back, _call, _name, _lease_id: None)
+
+
+@mutant("group-keeps-a-part", "of several leases, those taken before one was refused are kept")
+def _(stage: Stage) -> None:
+    stage.patch(GroupContext, "_give_up", lambda _context, taken: taken)
+
+
+@mutant("slots-by-number", "a slot below a limit that was lowered is taken, whoever still holds one beyond it")
+def _(stage: Stage) -> None:
+    def by_number(semaphore: Semaphore) -> Talk[HeldLease | list[Lease]]:
+        held = []
+        for number in range(semaphore.limit):
+            answer = yield Take(replace(semaphore._slot, name=f"{semaphore.name}#slot:{number}", wait=None))
+            if isinstance(answer, HeldLease):
+                return answer
+            held += [answer.lease] if answer.lease else []
+        return held
+
+    stage.patch(Semaphore, "_try_once", by_number)
+
+
+@mutant("reader-looks-once", "a reader does not look for a writer again once its flag is up")
+def _(stage: Stage) -> None:
+    stage.patch(ReadWriteLock, "_writer_beside", lambda _lock, _reading: _says(None))
+
+
+@mutant("writer-does-not-look", "a writer does not wait for those who read already")
+def _(stage: Stage) -> None:
+    stage.patch(ReadWriteLock, "_wait_for_readers", lambda _lock, _writing, _deadline: _says(None))
+
+
+def _says(answer: Any) -> Talk[Any]:
+    """Return a talk that asks nothing."""
+    return answer
+    yield

@@ -127,6 +127,8 @@ class Server:
         kernel = self.kernel
         if generation != self.generation:
             return  # it was sent to a server that is no more
+        if call.verb == "renew" and call.answer is not None:
+            return  # no transport brings a copy after the answer: whoever tries again asks anew
         if self.frozen_until > kernel.now:
             kernel.at(self.frozen_until, lambda: self.arrive(call, generation, reply))
         elif call.verb == "cleanup" and self.births and self.locks_for_cleanup:
@@ -182,6 +184,8 @@ class Server:
             call.error = BackendUnavailable("the row is locked")
         elif call.verb == "try_acquire":
             call.value = Refused(None, 0.05)
+        elif call.verb == "try_acquire_many":
+            return True  # declined
         return call.value is not None or call.error is not None
 
     def _remember(self) -> None:
@@ -212,12 +216,17 @@ class Link(FencesNothing):
         self.cut_out_until = self.cut_in_until = 0.0
         self.refused = False
         self.attempts: Counter[str] = Counter()
+        self.asked: dict[str, tuple[str, float]] = {}
         self.ears: list[Ear] = []
 
     # -- the verbs -----------------------------------------------------------------------------------------------------
 
     def try_acquire(self, request: Request, budget: Budget) -> Granted | Refused:
+        self.asked[request.name] = request.lease_id, self.kernel.now
         return self._ask(Call("try_acquire", (request,), {}), budget)
+
+    def try_acquire_many(self, requests: Sequence[Request], budget: Budget) -> Any:
+        return self._ask(Call("try_acquire_many", (tuple(requests),), {}), budget)
 
     def renew(self, renewals: Sequence[Any], budget: Budget) -> list[Any]:
         self.attempts.update(renewal.lease_id for renewal in renewals)

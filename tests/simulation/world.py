@@ -16,8 +16,10 @@ from typing import Any, Self
 
 from pglease import (
     bell,
+    callers,
     client,
     clock,
+    drive,
     giveback,
     handles,
     heartbeat,
@@ -32,11 +34,14 @@ from pglease.client import PGLease
 from pglease.errors import LeaseLostError, PgleaseError
 from pglease.handles import HeldLease, Hold
 from pglease.heartbeat import HeartbeatManager
+from pglease.primitives import read_write, semaphore, talk
 from pglease.records import Handover, Loss
 from pglease.watchdog import Watchdog
 from tests.simulation import kernel as virtual
 from tests.simulation.judge import Judge
 from tests.simulation.kernel import Kernel, Process, Thread
+from tests.simulation.loops import Tasks
+from tests.simulation.shares import WAYS, Sharer, Shares
 from tests.simulation.store import Link, Server, Weather
 
 FAULTS = (
@@ -54,8 +59,13 @@ FAULTS = (
     "stalls",
     "steps",
     "rates",
+    "cancels",
 )
 """What a seed may turn on."""
+OFTEN = {"cleanups": 3.0, "cancels": 10.0}
+"""How many times as often as the others some of them come."""
+SHARED = (("group",), ("slot",), ("slot",), ("read", "write"), ("read", "write"), WAYS)
+"""What workers of one seed may do with what is made of several leases."""
 PATIENCE = 10.0
 """The box of one conversation with the store: what `PGLease` takes by default."""
 GRACE = 1.0
@@ -73,6 +83,9 @@ class Plan:
     workers: int
     seconds: float
     wakes: bool
+    loops: bool = False
+    shares: tuple[str, ...] = ()
+    groups: bool = False
     weather: Weather = field(default_factory=Weather)
     rates: float = 0.0
     intensity: float = 3.0
@@ -102,10 +115,14 @@ def plan(random: Any) -> Plan:
         busy=random.choice([0.02, 0.2]) if "locks" in faults else 0.0,
         waits=0.5 if "cleanups" in faults else 0.0,
     )
+    shares = random.choice(SHARED) if random.random() < 0.2 else ()
+    loops = random.random() < 0.2
+    if loops and random.random() < 0.8:
+        faults |= {"cancels"}
     return Plan(
         faults=faults,
         ttls=ttls,
-        names=("a", "b", "c")[: random.choice([1, 1, 2, 3])],
+        names=("a", "b", "c")[: random.choice([2, 3] if shares else [1, 1, 2, 3])],
         processes=random.choice([2, 2, 3, 4]),
         workers=random.choice([1, 1, 1, 2]),
         seconds=shortest * random.choice([4.0, 8.0]),
@@ -113,6 +130,9 @@ def plan(random: Any) -> Plan:
         weather=weather,
         rates=(0.005 if "steps" in faults else 0.04) if "rates" in faults else 0.0,
         intensity=random.choice([1.0, 3.0, 8.0]),
+        loops=loops,
+        shares=shares,
+        groups=bool(shares) and random.random() < 0.5,
     )
 
 
@@ -126,6 +146,8 @@ class Member(Process):
         self.watchdog = Watchdog()
         self.wall = 0.0
         self.busy = 0
+        self.sharer = Sharer(self)
+        self.tasks: Tasks | None = None
         with world.as_process(self):
             self.client = PGLease(
                 self.link,  # type: ignore[arg-type]  # its `list` hides the builtin within the class, as in the protocol
@@ -134,9 +156,13 @@ class Member(Process):
                 on_at_risk=lambda _name: world.judge.counts.update(["warnings that little is left"]),
             )
 
-    def begin(self, workers: int) -> None:
-        """Start its workers."""
+    def begin(self, workers: int, *, in_a_loop: bool) -> None:
+        """Start its workers: threads, or tasks of one."""
         self.busy = workers
+        if in_a_loop:
+            self.tasks = Tasks(self)
+            Thread(self.tasks.run, name="loop", process=self).start()
+            return
         for number in range(workers):
             Thread(self.work, name=f"worker-{number}", process=self).start()
 
@@ -163,6 +189,8 @@ class Member(Process):
 
     def choose(self, random: Any) -> Callable[[str, float], None]:
         """Return what to do next."""
+        if self.world.plan.shares and random.random() < 0.8:
+            return self.sharer.choose()
         ways = [self.block, self.wait, self.owned, self.patient, self.heir, self.forgetful]
         return random.choices(ways, [4, 4, 2, 2, 2, 1])[0]  # type: ignore[no-any-return]
 
@@ -285,7 +313,9 @@ class World:
         self.server = Server(self.kernel, self.plan.weather, keeps_history="failovers" in self.plan.faults)
         if self.plan.wakes:
             self.server.traits = replace(self.server.traits, wakes_waiters=True, fair=True)
+        self.server.traits = replace(self.server.traits, groups=self.plan.groups)
         self.judge = Judge(self.kernel, self.server, calm=self.plan.calm)
+        self.shares, self.limit = Shares(self.judge), 3
         self.until = self.plan.seconds
         self.members: list[Member] = []
         self.handovers: list[Handover] = []
@@ -332,18 +362,20 @@ class World:
         rate = 1.0 + random.uniform(-1, 1) * self.plan.rates
         member = Member(self, f"p{len(self.members)}", random.random() * 1e5, rate)
         self.members.append(member)
-        member.begin(self.plan.workers)
+        member.begin(self.plan.workers, in_a_loop=self.plan.loops and random.random() < 0.7)
 
     # -- what goes wrong -----------------------------------------------------------------------------------------------
 
     def plan_faults(self) -> None:
         """Scatter the faults of this seed over its time."""
         random, chosen = self.kernel.random, self.plan.faults
-        for fault in ("cuts", "pauses", "crashes", "freezes", "failovers", "cleanups", "forces", "steps"):
+        for fault in ("cuts", "pauses", "crashes", "freezes", "failovers", "cleanups", "forces", "steps", "cancels"):
             if fault in chosen:
-                often = self.plan.intensity * (3.0 if fault == "cleanups" else 1.0)
+                often = self.plan.intensity * OFTEN.get(fault, 1.0)
                 for _ in range(1 + int(random.expovariate(1.0 / often))):
                     self.kernel.at(random.random() * self.until, self.fault(fault))
+        for _ in range(random.choice([1, 4]) if "slot" in self.plan.shares else 0):
+            self.kernel.at(random.random() * self.until, self.set_limit)
         if self.plan.faults & {"steps"}:
             for member in self.members:
                 self.kernel.at(random.random() * self.until, self.step_wall_clock(member))
@@ -392,6 +424,11 @@ class World:
             member.dead = True
             self.kernel.after(self.some_time(), self.new_member)
 
+    def cancel(self) -> None:
+        """Cancel a task of some process's, wherever it is."""
+        if (member := self.some_member()) is not None and member.tasks is not None:
+            member.tasks.cancel_one()
+
     def freeze(self) -> None:
         """Stop the server for a while; what arrives meanwhile is applied afterwards."""
         self.server.frozen_until = max(self.server.frozen_until, self.kernel.now + self.some_time())
@@ -416,7 +453,8 @@ class World:
 
     def force(self) -> None:
         """Have an operator end whatever is held."""
-        name = self.kernel.random.choice(self.plan.names)
+        known = sorted(self.server.store.rows) if self.plan.shares else self.plan.names
+        name = self.kernel.random.choice(known) if known else ""
         row, member = self.server.store.rows.get(name), self.some_member()
         if row is not None and member is not None:
             Thread(self.force_out, (member, name, row.fencing_token), "operator", process=member).start()
@@ -429,6 +467,10 @@ class World:
         """Step the server's clock, forwards by no more than the margin has left."""
         forwards = 0.02 * min(self.plan.ttls) * 0.5
         self.server.stepped += self.kernel.random.choice([forwards * 0.1, -self.some_time() * 0.2])
+
+    def set_limit(self) -> None:
+        """Let the semaphore have another limit: whoever holds beyond it ends in its time."""
+        self.limit = self.kernel.random.choice([1, 2, 3])
 
     def step_wall_clock(self, member: Member) -> Callable[[], None]:
         """Step a process's wall clock, which nothing reads."""
@@ -451,8 +493,11 @@ class World:
 
 # -- under the real code -----------------------------------------------------------------------------------------------
 
-MODULES = (bell, giveback, handles, heartbeat, listening, notices, taking, waiting, watchdog)
-STAND_INS = {"threading": virtual.Threading, "queue": virtual.Queue, "time": virtual.Time, "random": virtual.Random}
+MODULES = (
+    bell, callers, giveback, handles, heartbeat, listening, notices, read_write, semaphore, taking, talk, waiting,
+    watchdog,
+)  # fmt: skip
+STAND_INS = {"threading": virtual.Threading, "queue": virtual.Queue, "time": virtual.Time, "random": virtual.Random()}
 
 
 class Alarm(logging.Handler):
@@ -479,8 +524,11 @@ class Stage:
             for name, stand_in in STAND_INS.items():
                 if hasattr(module, name):
                     self.patch(module, name, stand_in)
+        self.patch(waiting, "weakref", virtual.Weakref)
         self.patch(clock, "now", virtual.clock)
-        self.patch(identity, "current_caller", lambda: (virtual.number(), 0))
+        self.patch(identity, "current_caller", virtual.caller)
+        self.patch(drive, "_asking", lambda: self._tasks().asking)
+        self.patch(drive, "_keeping", lambda: self._tasks().keeping)
         self.patch(identity, "new_lease_id", lambda: f"{virtual._kernel.random.getrandbits(128):032x}")
         self.patch(watchdog, "watch", self._watch)
         self.patch(watchdog, "forget", self._forget)
@@ -508,6 +556,11 @@ class Stage:
 
     def _forget(self, thing: watchdog.Watched) -> None:
         self._here().watchdog.forget(thing)
+
+    def _tasks(self) -> Tasks:
+        tasks = self._here().tasks
+        assert tasks is not None, "only tasks have somebody else make their calls"
+        return tasks
 
     def _here(self) -> Member:
         kernel = virtual._kernel
@@ -562,12 +615,16 @@ def simulate(stage: Stage, seed: int, *, trace: bool = False, change: Callable[[
         world.run()
     finally:
         violations = [*world.judge.violations, *(f"logged: {text}" for text in stage.alarm.heard)]
-        seconds = world.kernel.now
+        seconds, counts = world.kernel.now, Counter(world.judge.counts)
         logging.getLogger("pglease").disabled = True
         world.kernel.end()
         client._clients.clear()  # or the end of this interpreter would close them
+        for member in world.members:
+            if member.tasks is not None:
+                with world.as_process(member):
+                    member.tasks.end()
         for member in world.members:  # a crash closes nothing, and the finalizer would keep the callbacks, and so us
             member.client._finalizer.detach()
         logging.getLogger("pglease").disabled = False
-    world.judge.counts.update({f"call: {verb}": count for verb, count in world.server.calls.items()})
-    return Outcome(seed, violations, world.judge.counts, seconds, world.judge.trace)
+    counts.update({f"call: {verb}": count for verb, count in world.server.calls.items()})
+    return Outcome(seed, violations, counts, seconds, world.judge.trace)
