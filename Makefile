@@ -62,11 +62,8 @@ soak: $(DONE) ## Load, leaks, and runs under faults for hours; ARGS="--hours 8"
 mutants: $(DONE) ## Change the pure modules in one place at a time, and see a test turn red each time
 	$(PY) -m tests.mutants $(ARGS)
 
-coverage: $(DONE) ## Run the tests under coverage, of branches, and report
-	$(BIN)/coverage erase
-	COVERAGE_CORE=ctrace $(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
-	$(BIN)/coverage combine --quiet
-	$(BIN)/coverage report
+coverage: $(DONE) ## Run the tests under coverage, of branches, and report; ARGS=--write
+	$(PY) -m tests.covered -n $(WORKERS) --dist loadgroup $(ARGS)
 
 matrix: $(DONE) ## Run the marked tests on older PostgreSQL, PgBouncer, Python 3.12 and 3.13, without psycopg2, oldest frameworks
 	@PY=$(PY) WORKERS=$(WORKERS) tests/support/matrix.sh $(ARGS)

@@ -134,7 +134,9 @@ def under_faults(chosen: argparse.Namespace) -> tuple[bool, str]:
     with ThreadPoolExecutor(2) as pool:
         reports = list(pool.map(lambda world: runs.run(world, seed, seconds), WORLDS))
     if not all(report.fine for report in reports):
-        return False, "\n\n".join(report.complaint() for report in reports if not report.fine)
+        # On a machine that is busy with other things, what is timed may fail for its sake; exclusion may not.
+        excused = not (chosen.whole or chosen.write) and all(report.safe for report in reports)
+        return excused, "\n\n".join(report.complaint() for report in reports if not report.fine)
     return True, runs.table(reports, today())
 
 

@@ -12,6 +12,7 @@ import pytest
 from pglease.testing import checkers
 from pglease.testing.checkers import Footprint, Verdict
 from pglease.testing.histories import Fault, History, Look, Op, Over, Scribe, Told, Write
+from tests.jepsen.run import Report
 
 TTL = 2.0
 FIRST = Op("a", "p1", "acquire", "job", 10.0, 10.1, "ok", token=1)
@@ -252,3 +253,11 @@ def test_time_is_counted_once_where_faults_overlap() -> None:
 
     assert history.out_of_order("p", 0, 10) == 3
     assert history.disturbed(0.5, 5.5) == 5
+
+
+@pytest.mark.parametrize(("checker", "safe"), [("C1", False), ("C7", False), ("C5", True), ("C6", True)])
+def test_what_came_late_is_told_from_what_must_not_be_on_any_machine(checker: str, safe: bool) -> None:
+    report = Report("plain", 1, 20.0, verdicts=[Verdict("C2"), Verdict(checker, ["something was wrong"])])
+
+    assert report.fine is False
+    assert report.safe is safe
