@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -51,6 +52,15 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.support import canary  # not before pytest has loaded it as a plugin
 
     canary.start(config, server.canary)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Keep what was covered here: a worker that takes more than ten seconds to end is killed."""
+    coverage = sys.modules.get("coverage")
+    measuring = coverage and coverage.Coverage.current()
+    if measuring:
+        measuring.save()
 
 
 @pytest.hookimpl(optionalhook=True)
