@@ -474,12 +474,13 @@ class RedisBackend(FencesNothing, TakesNoGroups, RemembersNothing):
     def _settle(self, budget: Budget, *, reserved: bool = False) -> None:
         """Look at the server once, and at the map of a Cluster whenever it may have changed.
 
-        One thread reads the map anew. The others go on by the one there is: a node that does not answer would keep
-        waiting who has business with the other nodes, renewals above all.
+        One thread reads the map anew. The others wait for it for a part of their time and then go on by the one there
+        is: a node that does not answer must not keep who has business with the other nodes, renewals above all.
         """
         if self._is_settled and not self._routes.is_stale:
             return
-        with self._settling.turn(budget, wait=not (self._is_settled and self._routes.has_map)) as ours:
+        may_go_on = self._is_settled and self._routes.has_map
+        with self._settling.turn(budget, patience=budget.left() / 4 if may_go_on else None) as ours:
             if ours and not self._is_settled:
                 self._look_once(budget, reserved=reserved)
             if ours and self._routes.is_stale:

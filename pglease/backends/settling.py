@@ -23,14 +23,19 @@ class Settling:
         self._trouble = ""
 
     @contextmanager
-    def turn(self, budget: Budget, *, wait: bool = True) -> Iterator[bool]:
-        """Let one thread at a time look; tell whether it is this one, which it always is for those who wait.
+    def turn(self, budget: Budget, *, patience: float | None = None) -> Iterator[bool]:
+        """Let one thread at a time look; tell whether it is this one.
+
+        Args:
+            budget: the longest wait for that.
+            patience: seconds after which it goes on without (False). None: nobody goes on without.
 
         Raises:
             BackendUnavailable: another thread was still looking when the budget was spent.
         """
-        if not self._turn.acquire(timeout=max(0.0, budget.left()) if wait else 0.0):
-            if not wait:
+        wait = budget.left() if patience is None else min(budget.left(), patience)
+        if not self._turn.acquire(timeout=max(0.0, wait)):
+            if patience is not None:
                 yield False
                 return
             met = f"; the last look met this: {self._trouble}" if self._trouble else ""

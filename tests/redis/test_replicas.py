@@ -229,7 +229,7 @@ def test_a_node_that_is_frozen_leaves_the_holds_of_the_others_alone(cluster, wor
     assert all(isinstance(hold.renew_after_trouble(), Held) for hold in holds)
 
 
-def test_renewals_do_not_wait_for_somebody_who_reads_the_map_anew(cluster, worker):
+def test_renewals_wait_for_a_part_of_their_time_for_somebody_who_reads_the_map_anew(cluster, worker):
     alice = worker(cluster.url)
     holds = [alice.hold(f"job-{n}") for n in range(6)]
     reads, over = threading.Event(), threading.Event()

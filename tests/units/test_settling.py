@@ -26,8 +26,11 @@ def test_who_waits_in_vain_for_a_look_is_told_what_the_last_one_met() -> None:
     looking.wait(30)
     with pytest.raises(BackendUnavailable, match=r"another thread; .*: the server is a standby"):
         settling.turn(Budget.of(0, clock.now)).__enter__()
+    for seconds in (30, 0, -4):  # a lock would take -1 for "for ever"
+        with settling.turn(Budget.of(seconds, clock.now), patience=seconds / 400) as ours:
+            assert not ours
     over.set()
     thread.join(30)
 
-    with settling.turn(Budget.of(30, clock.now)):
-        pass  # it is free again
+    with settling.turn(Budget.of(30, clock.now), patience=0) as ours:
+        assert ours  # it is free again
