@@ -26,6 +26,10 @@ LONGEST_BOX = 5.0
 """Seconds that renewals may take which were begun before a hold was there to be considered."""
 GIVEN_BACK = 1.0
 """Seconds after which, over a good network, nothing is left of an acquisition that came to nothing."""
+WITHOUT_AN_ANSWER = 4.0
+"""Seconds by which it comes later behind two others whose answers do not come through."""
+LONGEST_CALL = 10.0
+"""Seconds for which a call may wait for an answer that is lost."""
 GIVEN_BACK_AT_LAST = 16.0
 """The same over one that loses messages: then all four tries are over, of up to three requests each."""
 SERVED = 2.0
@@ -197,28 +201,36 @@ class Judge:
     def doubted(self, process: Process, link: Link, name: str) -> None:
         """Look a while after an acquisition that came to nothing: what it may have been granted is given back."""
         since, peaceful = self.kernel.now, self._in_peace(process, link)
+        after = GIVEN_BACK_AT_LAST if self.server.weather.lost else GIVEN_BACK
+        if link.cut_in_until > since:
+            after = max(after, GIVEN_BACK + WITHOUT_AN_ANSWER)
 
         def look() -> None:
             row, store = self.server.store.rows.get(name), self.server.store._store
             if not peaceful() or row is None or row.owner_id != process.name or self._may_be_left(name, row):
                 return
+            if name in link.asked and row.lease_id != link.asked[name][0]:
+                return  # left from an earlier acquisition, which was looked after then
             age = (store.now() - row.acquired_at).total_seconds()
             known = any(belief.hold.lease_id == row.lease_id for belief in self._beliefs.values())
             if not known and age > self.kernel.now - since:
                 self.wrong("S4", f"{name} is held by {process.name}, which was told that it failed")
 
-        self.kernel.after(GIVEN_BACK_AT_LAST if self.server.weather.lost else GIVEN_BACK, look)
+        self.kernel.after(after, look)
 
     def given_back(self, process: Process, link: Link, name: str, lease_id: str) -> None:
         """Look a while after somebody let go of what it had, or of what it was asking for."""
         peaceful = self._in_peace(process, link)
+        after = GIVEN_BACK_AT_LAST + LONGEST_CALL if self.server.weather.lost else GIVEN_BACK
+        if max(link.cut_out_until, link.cut_in_until) > self.kernel.now - LONGEST_CALL:
+            return  # the call that asked for it may be waiting for its answer still
 
         def look() -> None:
             row = self.server.store.rows.get(name)
             if peaceful() and row is not None and row.lease_id == lease_id and not self._may_be_left(name, row):
                 self.wrong("S4", f"{name} is still held by {process.name}, which let go of it")
 
-        self.kernel.after(GIVEN_BACK_AT_LAST if self.server.weather.lost else GIVEN_BACK, look)
+        self.kernel.after(after, look)
 
     def _in_peace(self, process: Process, link: Link) -> Callable[[], bool]:
         """Return what tells whether nothing has kept a process from giving back what it did from now on."""
@@ -226,7 +238,9 @@ class Judge:
         rough = weather.busy or weather.slow or self.kernel.stalls
 
         def look() -> bool:
-            troubled = process.dead or process.stopped(since, self.kernel.now) or link.cut_out_until > since
+            troubled = (
+                process.dead or process.stopped(since, self.kernel.now) or link.cut_out_until > since - GIVEN_BACK
+            )
             # A server that was frozen may serve what was asked before after what was asked later: that lapses.
             thawed = self.server.frozen_until > since - THAW
             return not (rough or troubled or thawed or generation != self.server.generation)
