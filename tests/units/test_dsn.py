@@ -182,6 +182,18 @@ def test_an_address_is_text(address):
         Dsn(address)
 
 
+@pytest.mark.parametrize(
+    ("address", "why"), [("mysql://u@h/x", "must begin with postgresql://"), ("host=h\0", "no NUL character")]
+)
+def test_what_libpq_would_misread_is_refused_by_its_own_reason(address, why):
+    with pytest.raises(ConfigurationError, match=why):
+        Dsn(address)
+
+
+def test_a_value_of_the_keyword_form_may_look_like_a_url():
+    assert Dsn("application_name=http://here host=h").get("application_name") == "http://here"
+
+
 # -- showing and scrubbing ---------------------------------------------------------------------------------------------
 
 
@@ -201,6 +213,13 @@ def test_every_form_of_a_secret_is_scrubbed_out_of_foreign_text():
     assert "p%40ss%2Fword" not in scrubbed
     assert "other" not in scrubbed
     assert scrubbed.startswith("failed: ")
+
+
+def test_what_is_too_short_to_be_told_from_other_text_is_not_scrubbed():
+    text = "failed: abc, ab"
+
+    assert "abc" not in Dsn("host=h password=abc").scrub(text)
+    assert Dsn("host=h password=ab").scrub(text) == text
 
 
 def test_an_address_without_secrets_scrubs_nothing():
