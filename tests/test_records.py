@@ -13,7 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pglease import records
-from pglease.records import Gone, Granted, Held, Lease, Loss, Refused, Released, Renewal, Request, Unknown
+from pglease.errors import ConfigurationError
+from pglease.records import (
+    Gone,
+    Granted,
+    Handover,
+    Held,
+    Lease,
+    Loss,
+    Refused,
+    Released,
+    Renewal,
+    Request,
+    Tenure,
+    Unknown,
+)
 
 SEEN = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
@@ -178,3 +192,35 @@ def test_equal_facts_are_equal() -> None:
     assert lease() == lease()
     assert lease() != lease(fencing_token=8)
     assert Gone("deleted") == Gone("deleted") != Gone("taken")
+
+
+# -- handed over, and remembered ---------------------------------------------------------------------------------------
+
+HANDOVER = Handover("job", "0123456789abcdef" * 2, "web-1", 7, 30.0)
+
+
+def test_a_handover_is_read_from_what_it_is_written_as_and_its_repr_does_not_give_it_away():
+    assert Handover.read(str(HANDOVER)) == HANDOVER
+    assert HANDOVER.lease_id not in repr(HANDOVER)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        str(HANDOVER).partition(":")[2],
+        str(HANDOVER)[:-2],
+        str(replace(HANDOVER, lease_id="0123")),
+        str(replace(HANDOVER, lease_id="0123456789ABCDEF" * 2)),
+        7,
+    ],
+)
+def test_what_is_no_handover_is_refused(text):
+    with pytest.raises(ConfigurationError, match="no handover"):
+        Handover.read(text)
+
+
+def test_a_tenure_lasted_until_its_end_or_lasts_until_it_is_read():
+    running = Tenure("job", "web-1", 7, SEEN - timedelta(seconds=30), None, None, SEEN)
+
+    assert running.seconds == 30
+    assert replace(running, ended_at=SEEN - timedelta(seconds=10), ending="released").seconds == 20
