@@ -287,8 +287,10 @@ class _Run:
             }
         )
         code = self._verdict(ending, lease)
-        if not ending.lost:
-            self._release(lease)
+        if not ending.lost and not release(lease):
+            printing.complain(
+                f"warning: the lease {lease.name!r} had already ended in the store when the command was done"
+            )
         supervisor.share_keyboard_signal()
         return code
 
@@ -307,17 +309,14 @@ class _Run:
             )
         return ending.code
 
-    def _release(self, lease: HeldLease) -> None:
-        """Give the lease back; the command's own exit code stands whatever comes of it."""
-        try:
-            released = lease.release()
-        except Exception as error:  # noqa: BLE001  # the command is done, and its exit code is what counts
-            printing.complain(f"warning: the lease {lease.name!r} was not released: {sentence(error)}")
-            return
-        if not released:
-            printing.complain(
-                f"warning: the lease {lease.name!r} had already ended in the store when the command was done"
-            )
+
+def release(lease: HeldLease) -> bool:
+    """Give the lease back, whatever comes of it: the exit code is somebody else's. False if it had ended already."""
+    try:
+        return lease.release()
+    except Exception as error:  # noqa: BLE001  # the command is done, and its exit code is what counts
+        printing.complain(f"warning: the lease {lease.name!r} was not released: {sentence(error)}")
+        return True
 
 
 def _why(ending: Ending, lease: HeldLease) -> str:
@@ -389,16 +388,23 @@ class Question:
         """Want it no more: end the wait, and give back what was granted all the same."""
         self._withdrawn.set()
         self._thread.join(patience)
+        self._give_back()
 
     def _run(self) -> None:
         try:
-            answer = self._ask(self._client())
-            if self._withdrawn.is_set() and not isinstance(answer, Refusal):
-                answer.release()
-            self._answer.put(answer)
+            self._answer.put(self._ask(self._client()))
         except BaseException as error:  # noqa: BLE001  # raised in the main thread
             self._answer.put(error)
+        if self._withdrawn.is_set():
+            self._give_back()
         self._signals.nudge()
+
+    def _give_back(self) -> None:
+        """Release what nobody wants any more; of the two who may find it there, one does."""
+        with contextlib.suppress(queue.Empty):
+            unwanted = self._answer.get_nowait()
+            if not isinstance(unwanted, Refusal | BaseException):
+                release(unwanted)
 
     def _ask(self, leases: PGLease) -> HeldLease | Refusal:
         """Ask once, so that a store that is not there is an error and not a long wait; then wait if that is wanted."""

@@ -8,6 +8,10 @@ import sys
 
 import pytest
 
+from pglease import MemoryBackend, PGLease
+from pglease.cli.run import Question, Terms
+from pglease.cli.supervise import Signals
+
 SIGNALS = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"]
 
 
@@ -300,3 +304,16 @@ def test_a_lease_that_had_ended_unnoticed_is_a_warning(start, command, leases, u
     _, err = running.communicate(timeout=60)
     assert running.returncode == 5
     assert "already ended" in err
+
+
+def test_a_grant_that_came_in_the_moment_the_run_was_called_off_is_given_back():
+    with PGLease(MemoryBackend()) as leases:
+        signals, terms = Signals(), Terms("job", 60, None, None, None, 5, None)
+        question = Question(lambda: leases, terms, signals, lambda _: None)
+        while not question.answered():  # and nobody had asked for that yet when the signal came
+            signals.wait(60)
+
+        question.withdraw(60)
+
+        assert leases.get_lease("job").is_expired()
+        assert not question.answered()
