@@ -26,7 +26,7 @@ class LazyClient:
     """
 
     def __init__(self) -> None:
-        self._making = threading.Lock()
+        self._making = threading.RLock()  # a handler of a signal may need the client while it is made
         self._made: PGLease | None = None
         self._ttl: Duration = 60
         forks.forget_in_children(self, type(self).forget)
@@ -39,7 +39,9 @@ class LazyClient:
         with self._making:
             if self._made is None:
                 wanted = conf()
-                self._made, self._ttl = PGLease(wanted.open_store(), owner_id=wanted.owner_id), wanted.ttl
+                client = PGLease(wanted.open_store(), owner_id=wanted.owner_id)
+                if self._made is None:  # else such a handler was there first, and may hold leases with its own
+                    self._made, self._ttl = client, wanted.ttl
             return self._made
 
     def __getattr__(self, name: str) -> Any:
@@ -72,7 +74,7 @@ class LazyClient:
 
     def forget(self) -> None:
         """In a forked child: the lock may be held by a thread of the parent's."""
-        self._making = threading.Lock()
+        self._making = threading.RLock()
 
     def __repr__(self) -> str:
         return "<pglease, not used yet>" if self._made is None else repr(self._made)

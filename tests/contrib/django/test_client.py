@@ -269,3 +269,22 @@ def test_closed_it_begins_anew_with_the_next_use(pglease, dsn, leases) -> None:
     wait_until(lambda: [name for _, name in others(dsn) if name == "pglease"] == [])
     assert leases.try_acquire("job")
     assert pglease.try_acquire("another")
+
+
+def test_a_handler_of_a_signal_may_use_it_while_it_is_being_made(pglease, configured, monkeypatch) -> None:
+    from pglease.contrib.django import client
+
+    settings, signals, granted = client.conf, iter(["one"]), []
+
+    def conf():
+        if next(signals, None):
+            granted.append(pglease.try_acquire("handler"))
+        return settings()
+
+    with configured(BACKEND="memory://interrupted"):
+        monkeypatch.setattr(client, "conf", conf)
+
+        assert pglease.try_acquire("job")
+
+        assert granted == [True]
+        assert {lease.name for lease in pglease.holding()} == {"handler", "job"}
