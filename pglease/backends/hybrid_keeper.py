@@ -195,9 +195,10 @@ class Keeper:
             seat.asking -= 1
             if until is not None:
                 seat.until = until
+                self._seats.setdefault(seat.lease_id, seat)  # it was given back meanwhile, and granted all the same
                 self._plan(seat)
                 self._nudge()
-            elif seat.asking == 0 and seat.until is None:
+            elif seat.asking == 0 and (seat.until is None or self._seats.get(seat.lease_id) is not seat):
                 self._drop(seat)
 
     def seat_of(self, lease_id: str) -> Seat | None:
@@ -237,6 +238,8 @@ class Keeper:
     # -- on its thread: the locks --------------------------------------------------------------------------------------
 
     def _try_lock(self, seat: Seat, session: Session) -> bool:
+        if seat.bond.loss is not None:
+            return False  # it was bound to a session that is gone, and its holder was told
         if seat.key in self._locks:
             return self._locks[seat.key] is seat
         if not self._has_room(session) or not session.try_lock(seat.key):
@@ -439,10 +442,15 @@ class Keeper:
             self._quietly(lambda: self._tie_due(now))
 
     def _sweep(self, now: float) -> None:
-        """Give back the locks of holds that lapsed without a word. Their holders stopped believing before."""
+        """Give back the locks of holds that lapsed without a word. Their holders stopped believing before.
+
+        Not in the middle of a try: should it be granted, its mark says that the lock is there. And also the locks of
+        seats that have left the book, so that no way of leaving it can keep one for as long as the session lives.
+        """
         with self._lock:
-            for seat in [seat for seat in self._seats.values() if seat.until is not None and seat.until <= now]:
-                self._drop(seat)
+            for seat in {*self._seats.values(), *self._locks.values()}:
+                if seat.asking == 0 and (seat.until is None or seat.until <= now):
+                    self._drop(seat)
 
     def _quietly(self, act: Callable[[], object]) -> None:
         try:

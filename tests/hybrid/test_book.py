@@ -14,8 +14,9 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from pglease import BackendClosed, BackendUnavailable, PGLease
+from pglease import BackendClosed, BackendUnavailable, PGLease, clock
 from pglease.backends.hybrid import HybridPostgresBackend
+from pglease.backends.hybrid_sql import key_of
 from pglease.records import Granted, Released, Request
 from pglease.testing.local_postgres import LocalPostgres
 from tests.support.hybrid import advisory_locks, clients, end, hybrid, is_bound, mark_of, pid_of, stores
@@ -186,6 +187,37 @@ def test_the_lock_of_a_hold_that_lapsed_in_silence_is_given_back(dsn: str) -> No
 
         grant(backend, "job", 60)
         assert is_bound(dsn, "job")
+
+
+def test_a_try_that_goes_on_when_an_earlier_one_of_its_own_would_have_lapsed_keeps_its_lock(dsn: str) -> None:
+    """A grant whose reply was lost, asked for again a ttl later: in the middle of that the book is swept."""
+    with stores(dsn, 1) as (backend,):
+        keeper, key = backend._keeper, key_of(backend._names, "job")
+        keeper.rise(keeper.sit("job", key, "an id"), clock.now())
+
+        seat = keeper.sit("job", key, "an id")
+        assert keeper.lock(seat, budget())
+        keeper._do(lambda: keeper._sweep(clock.now() + 1), budget())
+        keeper.ping(budget())  # behind whatever the sweep has left to be done
+
+        assert seat.is_tied
+        assert len(advisory_locks(dsn)) == 1
+        keeper.rise(seat, clock.now() + 60)
+        assert keeper.seat_of("an id") is seat
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_a_late_try_of_what_was_given_back_meanwhile_leaves_no_lock_behind(dsn: str, granted: bool) -> None:
+    with stores(dsn, 1) as (backend,):
+        keeper, key = backend._keeper, key_of(backend._names, "job")
+        seat = keeper.sit("job", key, "an id")
+        keeper.drop(seat)
+        assert keeper.lock(seat, budget())
+
+        keeper.rise(seat, clock.now() + 0.5 if granted else None)
+
+        wait_until(lambda: advisory_locks(dsn) == [])
+        assert keeper.seat_of("an id") is None
 
 
 def test_a_lock_that_vanished_under_a_living_session_ends_that_session(
