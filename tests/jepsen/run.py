@@ -38,6 +38,10 @@ SELECT k.locktype, a.pid, a.application_name, a.client_port, a.state, a.state_ch
 FROM pg_locks k JOIN pg_stat_activity a USING (pid) WHERE k.locktype = 'advisory'
 """
 IDLE = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'"
+WHO_IDLES = """
+SELECT pid, application_name, client_port, clock_timestamp() - state_change, query
+FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'
+"""
 
 
 @dataclass
@@ -199,6 +203,8 @@ def _rest(world: World, crew: Crew, folder: Path) -> Iterator[Verdict]:
     verdict = checkers.comes_to_rest(Footprint(), left)
     if left.locks:
         verdict.complaints += map(str, world.server.execute(WHOSE))
+    if left.idle_in_transaction:
+        verdict.complaints += map(str, world.server.execute(WHO_IDLES))
     crew.end()
     begun = [_read(path) for path in folder.glob("*.before")]
     for name in crew.processes:
