@@ -310,7 +310,7 @@ class HybridPostgresBackend(PostgresBackend):
         """
         if session.vetted:
             return
-        with self.connections.lend(budget) as link, link.transaction():
+        with self.connections.lend(budget) as link, link.transaction(idle=budget.left()):
             ((pid,),) = link.rows("SELECT pg_catalog.pg_backend_pid()")
             if pid == session.mark.pid:
                 raise pooler_in_between()

@@ -13,6 +13,10 @@ from typing import Any
 
 Row = tuple[Any, ...]
 
+IDLE = 2.0
+"""Seconds for which a transaction of ours may lie idle. In it a row is locked, or the table: a process that stands
+still there, or is cut off, would keep everybody from the name until the server noticed, which may take two hours."""
+
 
 class Link:
     """A connection that is ours until it is given back.
@@ -55,12 +59,19 @@ class Link:
                 cursor.execute(statements)
 
     @contextmanager
-    def transaction(self) -> Iterator[Link]:
-        """Run what follows in one READ COMMITTED transaction: committed at the end, rolled back on any exception."""
+    def transaction(self, *, idle: float = IDLE) -> Iterator[Link]:
+        """Run what follows in one READ COMMITTED transaction: committed at the end, rolled back on any exception.
+
+        Args:
+            idle: seconds for which it may lie idle; then the server ends it, and the connection.
+        """
         begin = (
             "BEGIN" if self.connection.autocommit else "SET TRANSACTION"
         )  # a driver without autocommit sends BEGIN itself
-        self.script(f"{begin} ISOLATION LEVEL READ COMMITTED")
+        self.script(
+            f"{begin} ISOLATION LEVEL READ COMMITTED; "
+            f"SET LOCAL idle_in_transaction_session_timeout = {max(1, round(1000 * idle))}"
+        )
         self._begun = True
         try:
             yield self
