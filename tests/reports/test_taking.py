@@ -503,7 +503,7 @@ def test_a_release_of_a_row_that_is_locked_is_tried_again_within_its_time(dsn):
     with lapsing_row(dsn, "UPDATE") as (backend, _, lease_id, stranger, lapsed):
         watch = Stopwatch()
         with pytest.raises(BackendUnavailable, match="locked by another session"):
-            backend.release("job", lease_id, budget(0.5))
+            backend.release("job", lease_id, budget(2.0))
         assert watch.seconds < 8
         lapsed()
         stranger.rollback()
@@ -517,7 +517,7 @@ def test_force_release_of_a_row_that_is_locked_neither_waits_nor_revives(dsn, st
     with lapsing_row(dsn, strength, ttl=0.8) as (backend, first, _, stranger, lapsed):
         if strength == "UPDATE":
             with pytest.raises(BackendUnavailable, match="locked by another session"):
-                backend.force_release("job", first.fencing_token, budget(0.2))
+                backend.force_release("job", first.fencing_token, budget(1.0))
             lapsed()
             stranger.rollback()
             assert backend.force_release("job", first.fencing_token, budget()) is False
