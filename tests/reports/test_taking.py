@@ -502,8 +502,8 @@ def test_a_release_of_a_row_that_is_locked_is_tried_again_within_its_time(dsn):
     """It ends by its budget and can be repeated; so near its end it waits in no queue of the server."""
     with lapsing_row(dsn, "UPDATE") as (backend, _, lease_id, stranger, lapsed):
         watch = Stopwatch()
-        with pytest.raises(BackendUnavailable, match="locked by another session"):
-            backend.release("job", lease_id, budget(2.0))
+        with pytest.raises(BackendUnavailable, match=r"locked by another session|in time"):
+            backend.release("job", lease_id, budget(0.5))
         assert watch.seconds < 8
         lapsed()
         stranger.rollback()
@@ -516,8 +516,8 @@ def test_force_release_of_a_row_that_is_locked_neither_waits_nor_revives(dsn, st
     """Past the guard it goes; a locked row is tried again within the time; a lapsed hold is nobody's to end."""
     with lapsing_row(dsn, strength, ttl=0.8) as (backend, first, _, stranger, lapsed):
         if strength == "UPDATE":
-            with pytest.raises(BackendUnavailable, match="locked by another session"):
-                backend.force_release("job", first.fencing_token, budget(1.0))
+            with pytest.raises(BackendUnavailable, match=r"locked by another session|in time"):
+                backend.force_release("job", first.fencing_token, budget(0.2))
             lapsed()
             stranger.rollback()
             assert backend.force_release("job", first.fencing_token, budget()) is False
