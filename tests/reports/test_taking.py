@@ -354,6 +354,15 @@ def lapsing_row(dsn: str, strength: str, ttl: float = 0.3):
             yield backend, lease, lease_id, stranger, lapsed
 
 
+def refusal(ask) -> str:
+    """What is said of a row that stays locked; asked again where a busy machine did not come as far as the row."""
+    while True:
+        with pytest.raises(BackendUnavailable) as told:
+            ask()
+        if "no connection" not in str(told.value):
+            return str(told.value)
+
+
 def is_sane(lease) -> bool:
     """Whether a grant has not been born expired."""
     return not lease.is_expired() and lease.time_remaining() > 0
@@ -502,8 +511,7 @@ def test_a_release_of_a_row_that_is_locked_is_tried_again_within_its_time(dsn):
     """It ends by its budget and can be repeated; so near its end it waits in no queue of the server."""
     with lapsing_row(dsn, "UPDATE") as (backend, _, lease_id, stranger, lapsed):
         watch = Stopwatch()
-        with pytest.raises(BackendUnavailable, match=r"locked by another session|in time"):
-            backend.release("job", lease_id, budget(0.5))
+        assert "locked by another session" in refusal(lambda: backend.release("job", lease_id, budget(0.5)))
         assert watch.seconds < 8
         lapsed()
         stranger.rollback()
@@ -516,8 +524,8 @@ def test_force_release_of_a_row_that_is_locked_neither_waits_nor_revives(dsn, st
     """Past the guard it goes; a locked row is tried again within the time; a lapsed hold is nobody's to end."""
     with lapsing_row(dsn, strength, ttl=0.8) as (backend, first, _, stranger, lapsed):
         if strength == "UPDATE":
-            with pytest.raises(BackendUnavailable, match=r"locked by another session|in time"):
-                backend.force_release("job", first.fencing_token, budget(0.2))
+            said = refusal(lambda: backend.force_release("job", first.fencing_token, budget(0.2)))
+            assert "locked by another session" in said
             lapsed()
             stranger.rollback()
             assert backend.force_release("job", first.fencing_token, budget()) is False
