@@ -250,9 +250,7 @@ class HeartbeatManager:
                 return Unknown(BackendUnavailable(f"a renewal of {hold.name!r} by its old ttl is still under way"))
             renewal = Renewal(hold.name, hold.lease_id, hold.ttl)
             outcome = self._insist(renewal, budget)
-            if budget.forsaken:
-                hold.doubt(renewal.ttl)
-            self._apply(hold, renewal, outcome, budget.sent_at)
+            self._apply(hold, renewal, outcome, budget)
         finally:
             hold.renewing.release()
         return outcome
@@ -449,9 +447,7 @@ class HeartbeatManager:
             outcomes = self._ask(renewals, budget)
             self._asking_until = float("inf")
             for hold, renewal, outcome in zip(due, renewals, outcomes, strict=True):
-                if budget.forsaken:
-                    hold.doubt(renewal.ttl)
-                self._apply(hold, renewal, outcome, budget.sent_at)
+                self._apply(hold, renewal, outcome, budget)
         finally:
             self._asking, self._asking_until = frozenset(), float("inf")
 
@@ -477,10 +473,12 @@ class HeartbeatManager:
             budget.forsaken = True
             return [Unknown(error)] * len(renewals)
 
-    def _apply(self, hold: Hold, renewal: Renewal, outcome: RenewalOutcome, sent_at: float) -> None:
+    def _apply(self, hold: Hold, renewal: Renewal, outcome: RenewalOutcome, budget: Budget) -> None:
+        if budget.forsaken:
+            hold.doubt(renewal.ttl)
         if isinstance(outcome, Held):
             ttl = min(renewal.ttl, hold.doubted)  # neither `hold.ttl` nor its margin: `_change_ttl` may set them
-            term = Term.begin(outcome.lease, sent_at=sent_at, ttl=ttl, margin=self.margin_for(ttl))
+            term = Term.begin(outcome.lease, sent_at=budget.sent_at, ttl=ttl, margin=self.margin_for(ttl))
             if hold.confirm(term):
                 self._confirmed(hold)
                 self.notices.tell_of("renewed", hold)

@@ -130,11 +130,12 @@ def _(stage: Stage) -> None:
 def _(stage: Stage) -> None:
     apply = HeartbeatManager._apply
 
-    def hopeful(manager: HeartbeatManager, hold: Hold, renewal: Any, outcome: Any, sent_at: float) -> None:
+    def hopeful(manager: HeartbeatManager, hold: Hold, renewal: Any, outcome: Any, budget: Budget) -> None:
         if isinstance(outcome, Unknown):
             margin = manager.margin_for(renewal.ttl)
-            hold.confirm(Term(hold.term.lease, sent_at, sent_at + renewal.ttl - margin, hold.bond))
-        apply(manager, hold, renewal, outcome, sent_at)
+            until = budget.sent_at + renewal.ttl - margin
+            hold.confirm(Term(hold.term.lease, budget.sent_at, until, hold.bond))
+        apply(manager, hold, renewal, outcome, budget)
 
     stage.patch(HeartbeatManager, "_apply", hopeful)
 
@@ -192,11 +193,11 @@ def _(stage: Stage) -> None:
 def _(stage: Stage) -> None:
     apply = HeartbeatManager._apply
 
-    def hopeless(manager: HeartbeatManager, hold: Hold, renewal: Any, outcome: Any, sent_at: float) -> None:
+    def hopeless(manager: HeartbeatManager, hold: Hold, renewal: Any, outcome: Any, budget: Budget) -> None:
         if isinstance(outcome, Unknown):
             hold.lose(Loss("unreachable", outcome.error))
         else:
-            apply(manager, hold, renewal, outcome, sent_at)
+            apply(manager, hold, renewal, outcome, budget)
 
     stage.patch(HeartbeatManager, "_apply", hopeless)
 
