@@ -22,7 +22,7 @@ from pglease.backends.postgres_errors import (
     sqlstate,
     translated,
 )
-from pglease.backends.postgres_link import Link
+from pglease.backends.postgres_link import Link, milliseconds
 from pglease.errors import BackendError, BackendUnavailable, ConfigurationError, FencedError
 from pglease.records import Claim
 from pglease.schema import TableNames
@@ -179,7 +179,7 @@ def guard(place: Place, idle: float, *, again: bool = False, patient: bool = Fal
         again: whether it is to pass unasked where the mark of this hold's guard is still in place.
         patient: whether it is to wait for whoever has the row locked, for `PATIENCE` at most.
     """
-    bounds = {"idle_in_transaction_session_timeout": shown(_milliseconds(idle))}
+    bounds = {"idle_in_transaction_session_timeout": shown(milliseconds(max(idle, SHORTEST_IDLE)))}
     if place.has_transaction_timeout:
         bounds["transaction_timeout"] = LONGEST
     marked = _MARKED.format(**_OPERATORS)
@@ -210,10 +210,6 @@ def guard(place: Place, idle: float, *, again: bool = False, patient: bool = Fal
         last=_LAST.format(leases=place.leases, place="l.ctid", **_OPERATORS),
         **_OPERATORS,
     )
-
-
-def _milliseconds(idle: float) -> int:
-    return round(min(1000 * max(idle, SHORTEST_IDLE), 2**31 - 1))  # the most that PostgreSQL takes
 
 
 def shown(milliseconds: int) -> str:

@@ -70,7 +70,7 @@ class Link:
         )  # a driver without autocommit sends BEGIN itself
         self.script(
             f"{begin} ISOLATION LEVEL READ COMMITTED; "
-            f"SET LOCAL idle_in_transaction_session_timeout = {max(1, round(1000 * idle))}"
+            f"SET LOCAL idle_in_transaction_session_timeout = {milliseconds(idle)}"
         )
         self._begun = True
         try:
@@ -95,6 +95,11 @@ class Link:
             self._end("ROLLBACK")
         except Exception:  # noqa: BLE001  # a dead connection cannot roll back, and the error under way says why
             return
+
+
+def milliseconds(seconds: float) -> int:
+    """Return a time as a setting of the server's takes it: 0 would be none, and above 2**31 - 1 it takes nothing."""
+    return max(1, round(min(1000 * seconds, 2**31 - 1)))
 
 
 def _as_tuple(row: Any, columns: Sequence[str]) -> Row:

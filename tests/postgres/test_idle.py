@@ -10,6 +10,7 @@ import pytest
 
 from pglease import BackendUnavailable, PGLease, PostgresBackend, clock
 from pglease.backends.base import Budget
+from pglease.backends.postgres_link import milliseconds
 from tests.support.worlds import child, wait_until
 
 INSIDE = """
@@ -58,3 +59,12 @@ def test_nothing_that_it_wrote_is_committed_when_it_goes_on(dsn: str) -> None:
 
         assert not told.value.outcome_unknown
         assert backend.get("job", Budget.of(60, clock.now)).owner_id == "holder"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-9, 2.0, 1e12, float("inf")])
+def test_whatever_the_time_it_is_one_that_the_server_takes(dsn: str, seconds: float) -> None:
+    budget = Budget.of(60, clock.now)
+    with closing(PostgresBackend(dsn)) as backend, backend.connections.lend(budget) as link:
+        link.script(f"SET idle_in_transaction_session_timeout = {milliseconds(seconds)}")
+
+        assert link.rows("SELECT current_setting('idle_in_transaction_session_timeout') <> '0'") == [(True,)]
