@@ -13,6 +13,7 @@ from pglease import (
     BackendUnavailable,
     ConfigurationError,
     Event,
+    HeldLease,
     MemoryBackend,
     PGLease,
     clock,
@@ -125,15 +126,21 @@ def test_what_is_renewed_in_time_is_never_at_risk():
     assert "at_risk" not in diary.kinds()
 
 
+def lengthened_after_a_renewal_that_is_late(leases: PGLease, store: Late, *, ttl: float) -> HeldLease:
+    """A hold of ten minutes, whose earlier renewal by `ttl` is still on its way to the store."""
+    lease = leases.wait_for_lease("job", ttl=ttl)
+    store.late = True
+    with pytest.raises(BackendUnavailable):
+        lease.renew()
+    store.late = False
+    lease.renew(600)
+    return lease
+
+
 def test_a_hold_that_was_lengthened_is_not_believed_for_longer_than_a_late_renewal_leaves_it():
     store = Late()
     with PGLease(store) as leases:
-        lease = leases.wait_for_lease("job", ttl=60)
-        store.late = True
-        with pytest.raises(BackendUnavailable):
-            lease.renew()
-        store.late = False
-        lease.renew(600)
+        lease = lengthened_after_a_renewal_that_is_late(leases, store, ttl=60)
 
         store.arrive()
 
@@ -143,12 +150,7 @@ def test_a_hold_that_was_lengthened_is_not_believed_for_longer_than_a_late_renew
 def test_it_is_renewed_as_often_as_the_shorter_ttl_needs_and_stays_held():
     store = Late()
     with PGLease(store) as leases:
-        lease = leases.wait_for_lease("job", ttl=6)
-        store.late = True
-        with pytest.raises(BackendUnavailable):
-            lease.renew()
-        store.late = False
-        lease.renew(600)
+        lease = lengthened_after_a_renewal_that_is_late(leases, store, ttl=6)
 
         store.arrive()
 
