@@ -330,12 +330,16 @@ class Ear:
         self.heard: list[Change] = []
 
     def hears(self, name: str, what: str, within: float = PATIENCE) -> Change:
-        """Wait for such a change, among what was not waited for yet; its absence fails the test."""
+        """Wait for such a change, among what was not waited for yet; its absence fails the test.
+
+        What was heard of this name before it is forgotten. What was heard of others is kept: a cluster's nodes tell of
+        theirs in any order.
+        """
         until = clock.now() + within
         while True:
-            while self.heard:
-                change = self.heard.pop(0)
+            for place, change in enumerate(self.heard):
                 if (change.name, change.what) == (name, what):
+                    self.heard[: place + 1] = [other for other in self.heard[:place] if other.name != name]
                     return change
             left = until - clock.now()
             assert left > 0, f"{name!r} was not heard to be {what}"
