@@ -221,6 +221,31 @@ def test_three_thousand_calls_at_once_are_put_in_order() -> None:
     assert checkers.linearizable(History.of(random_history(1, 3000)))
 
 
+def test_what_is_told_gone_is_over_from_then_on_and_an_older_hold_is_nobodys_business() -> None:
+    def renewal(token: int, at: float, outcome: str) -> Op:
+        return Op(f"renewal at {at}", "p", "renew", "job", at, at + 0.1, outcome, token=token)
+
+    first, second = (Op(key, "p", "acquire", "job", at, at + 0.1, "ok", token=at) for key, at in (("a", 1), ("b", 3)))
+
+    assert checkers.linearizable(History.of([first, renewal(1, 2, "gone"), second, renewal(1, 4, "gone")]))
+    assert not checkers.linearizable(History.of([first, renewal(1, 2, "gone"), renewal(1, 3, "ok")]))
+
+
+def test_a_loss_for_another_reason_and_one_of_an_unknown_hold_were_not_told_by_time() -> None:
+    seen = checkers.told_in_time(but()).seen["losses by time"]
+
+    for told in (Told("a", 12.25, 12.1, "forced"), Told("nobody's", 30.0, 12.1, "expired")):
+        verdict = checkers.told_in_time(but(told))
+        assert (verdict.seen["losses by time"], verdict.complaints) == (seen, [])
+
+
+def test_where_no_holder_died_there_is_nothing_to_measure() -> None:
+    verdict = checkers.succeeded_in_time(History.of([FIRST]), TTL)
+
+    assert (verdict.complaints, verdict.seen["deaths of holders"]) == ([], 0)
+    assert "median, in ms" not in verdict.seen
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_one_wrong_answer_among_many_is_noticed(seed: int) -> None:
     ops = random_history(seed, 200)

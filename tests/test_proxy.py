@@ -8,8 +8,8 @@ import time
 import psycopg
 import pytest
 
-from pglease.testing.processes import free_port, wait_until
-from pglease.testing.proxy import Proxy
+from pglease.testing.processes import LocalServerError, free_port, wait_until
+from pglease.testing.proxy import Proxy, _Filter
 
 PATIENCE = 60.0
 
@@ -256,13 +256,42 @@ def test_stopping_leaves_no_thread_behind(echo):
     assert echo.heard == b"hello"
 
 
+@pytest.mark.parametrize("gone", [True, False], ids=["they go", "they stay"])
+def test_connections_that_a_gentle_cut_does_not_end_are_cut_harder(monkeypatch, gone):
+    def no_end(condition, *, timeout):
+        return condition()
+
+    class Deaf:
+        def cut(self, *, also_writing=False):
+            if also_writing and gone:
+                link._links.clear()
+
+    monkeypatch.setattr("pglease.testing.proxy.wait_until", no_end)
+    link = Proxy("127.0.0.1", 1)
+    link._links.add(Deaf())
+
+    with contextlib.nullcontext() if gone else pytest.raises(LocalServerError, match="could not end its connections"):
+        link.cut()
+
+
+def test_what_has_not_wholly_come_waits_for_its_rest():
+    whole = _Filter()
+    said, notified = b"Z\0\0\0\x05I", b"A\0\0\0\x04"
+
+    passed = [whole.without_notifications(piece) for piece in (said[:3], said[3:5], said[5:] + notified[:5], said)]
+
+    assert passed == [b"", b"", said, said]
+
+
 @pytest.mark.parametrize("shape", ["url", "pairs"])
 def test_a_dsn_is_led_through_the_proxy(proxy, dsn, shape):
-    given = dsn if shape == "url" else psycopg.conninfo.make_conninfo(dsn)
+    pairs = psycopg.conninfo.conninfo_to_dict(dsn)
+    given = dsn if shape == "url" else psycopg.conninfo.make_conninfo("", **pairs)
+    assert ("://" in given) == (shape == "url")
 
     with psycopg.connect(proxy.through(given)) as connection:
         assert connection.info.port == proxy.port
-        assert connection.info.dbname == psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
+        assert connection.info.dbname == pairs["dbname"]
 
 
 def test_a_commit_whose_reply_was_lost_is_done_all_the_same(proxy, dsn, admin):

@@ -109,6 +109,7 @@ CHANGES: dict[str, tuple[Callable[[Json], Json], tuple[int, str]]] = {
     "an older version": (lambda found: changed(found, resourceVersion="1"), (409, "Conflict")),
     "no version": (lambda found: changed(found, resourceVersion=None), (422, "Invalid")),
     "version 0": (lambda found: changed(found, resourceVersion="0"), (422, "Invalid")),
+    "no number": (lambda found: changed(found, resourceVersion="latest"), (500, "")),
     "another uid": (lambda found: changed(found, uid="00000000-0000-0000-0000-000000000000"), (409, "Conflict")),
     "another namespace": (lambda found: changed(found, namespace="other"), (400, "BadRequest")),
 }
@@ -178,6 +179,7 @@ SPECS: dict[str, tuple[Json, int]] = {
     "transitions below 0": ({"leaseTransitions": -1}, 422),
     "any holder": ({"holderIdentity": "ünï \N{ROCKET}\n"}, 201),
     "an empty holder": ({"holderIdentity": ""}, 201),
+    "a number for a holder": ({"holderIdentity": 7}, 400),
 }
 
 
@@ -200,6 +202,37 @@ def test_an_annotation_may_be_long_but_not_endless(api: Api) -> None:
         body = lease()
         body["metadata"]["annotations"] = {"pglease/metadata": "x" * size}
         assert api.post(body).status == wanted
+
+
+@pytest.mark.parametrize(
+    ("metadata", "wanted"),
+    [
+        ({"labels": {"batch": "no blanks"}}, 422),
+        ({"labels": {"batch": 7}}, 400),
+        ({"annotations": {"note": 7}}, 400),
+    ],
+    ids=["a label with a blank", "a label that is a number", "an annotation that is one"],
+)
+def test_what_metadata_may_not_hold(api: Api, metadata: Json, wanted: int) -> None:
+    body = lease()
+    body["metadata"] |= metadata
+
+    assert api.post(body).status == wanted
+
+
+def test_what_is_no_object_or_no_such_place_or_method(api: Api) -> None:
+    assert api.ask("POST", PATH, ["a lease"]).status == 400  # type: ignore[arg-type]
+    assert api.ask("GET", PATH.replace("leases", "promises")).status == 404
+    assert api.ask("PUT", PATH, lease()).status == 405
+
+
+def test_a_rehearsed_deletion_deletes_nothing(api: Api) -> None:
+    name = api.made()["metadata"]["name"]
+
+    body = {"apiVersion": "v1", "kind": "DeleteOptions", "dryRun": ["All"]}
+    assert api.ask("DELETE", f"{PATH}/{name}", body).status == 200
+
+    assert api.get(name).status == 200
 
 
 def test_a_deletion_heeds_preconditions_in_its_body_alone(api: Api) -> None:
@@ -285,6 +318,17 @@ def test_what_leaves_a_selector_is_deleted_for_its_watch(api: Api) -> None:
     lines = watched(api, f"labelSelector=batch={mark}&resourceVersion={version}&timeoutSeconds=1")
 
     assert [line["type"] for line in lines] == ["DELETED"]
+
+
+def test_a_watch_from_no_version_begins_with_what_is_there_and_hears_of_nothing_else(api: Api) -> None:
+    there, other = api.made(holderIdentity="a"), api.made(holderIdentity="b")
+    name, version = there["metadata"]["name"], other["metadata"]["resourceVersion"]
+
+    lines = watched(api, f"fieldSelector=metadata.name={name}&timeoutSeconds=1")
+
+    assert [(line["type"], line["object"]["metadata"]["name"]) for line in lines] == [("ADDED", name)]
+    api.put(changed(other))
+    assert watched(api, f"fieldSelector=metadata.name={name}&resourceVersion={version}&timeoutSeconds=1") == []
 
 
 @pytest.mark.skipif(bool(REAL), reason="a real server is not compacted for a test")

@@ -159,12 +159,12 @@ def test_a_child_forked_while_every_lock_is_taken_is_not_stuck():
 
 def test_a_child_with_a_lease_of_its_own_renews_it_on_a_thread_of_its_own():
     def look() -> bool:
-        with PGLease(MemoryBackend()) as child, child.acquire("mine", ttl=0.4) as mine:
+        with PGLease(MemoryBackend()) as child, child.acquire("mine", ttl=3) as mine:
             first = mine.lease.heartbeat_at
             wait_until(lambda: mine.lease.heartbeat_at > first)
             return mine.held
 
-    with PGLease(MemoryBackend()) as leases, leases.acquire("job", ttl=0.4) as lease:
+    with PGLease(MemoryBackend()) as leases, leases.acquire("job", ttl=3) as lease:
         assert in_child(look)
         first = lease.lease.heartbeat_at
         wait_until(lambda: lease.lease.heartbeat_at > first)
