@@ -12,7 +12,7 @@ from pglease.backends import postgres_guard
 from pglease.backends.paramstyles import Statement
 from pglease.backends.postgres_callers import OPEN, Caller, caller_of, refuse_unfit
 from pglease.backends.postgres_guard import Place
-from pglease.errors import ConfigurationError, PgleaseError
+from pglease.errors import BackendError, ConfigurationError, PgleaseError
 from pglease.records import Claim
 
 _MOST = 256
@@ -74,6 +74,10 @@ class _Proof:
             self._whereabouts.forget()  # perhaps it is the lease that has moved
         return ours
 
+    def _unanswered(self) -> PgleaseError:
+        """Return the error for a patient answer that neither passes nor refuses, which no server gives."""
+        return BackendError(f"the guard of {self._claim.name!r} was not answered: nothing is proved")
+
     def _is_needed_again(self, error: BaseException | None) -> bool:
         """Tell whether something could still be committed here that must not be.
 
@@ -97,6 +101,7 @@ class PostgresGuard(_Proof):
                 raise self._explained(error) from error
             if row[0] == 1:
                 return
+        raise self._unanswered()
 
     def __enter__(self) -> Self:
         return self
@@ -143,6 +148,7 @@ class AsyncPostgresGuard(_Proof):
                 raise self._explained(error) from error
             if row[0] == 1:
                 return
+        raise self._unanswered()
 
     async def _proven(self) -> Self:
         if not self._proved:

@@ -19,6 +19,7 @@ from pglease.backends import postgres_doctor as doctor
 from pglease.backends import postgres_schema as schema
 from pglease.backends.checks import Check
 from pglease.backends.postgres_link import Link
+from pglease.backends.postgres_look import look
 from pglease.errors import BackendUnavailable
 from pglease.schema import table_names
 
@@ -221,6 +222,34 @@ def test_torn_pages_are_warned_of(facts: doctor._Server) -> None:
     check = doctor._durability(replace(facts, settings={**facts.settings, "fsync": "on", "full_page_writes": "off"}))
 
     assert (check.status, check.remedy) == ("warn", "set full_page_writes = on")
+    safe = {**facts.settings, "fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
+    assert doctor._durability(replace(facts, settings=safe)) == Check("durability", "ok", "synchronous_commit is on")
+
+
+def test_a_local_socket_needs_no_keepalives(facts: doctor._Server) -> None:
+    local = {**facts.settings, "tcp_keepalives_idle": "0"}
+
+    assert "a local socket" in doctor._keepalives(replace(facts, settings=local), 60.0).text
+
+
+def test_a_schema_that_may_not_be_used_is_all_there_is_to_say_of_rights(dsn: str) -> None:
+    with made(dsn) as link:
+        seen = look(link, NAMES)
+
+    (check,) = doctor._rights(replace(seen, may_use=False))
+
+    assert (check.status, check.remedy) == ("fail", f'GRANT USAGE ON SCHEMA "public" TO "{seen.role}"')
+
+
+def test_a_probe_that_takes_long_is_warned_of_and_a_table_without_statistics_is_passed_over(dsn: str) -> None:
+    assert doctor._probed(lambda: None, 0.0).status == "warn"
+    assert doctor._probed(lambda: None, 3600.0).status == "ok"
+    with made(dsn) as link:
+        seen = look(link, NAMES)
+        elsewhere = replace(seen, names=replace(seen.names, table="not_there"))
+
+        assert len(list(doctor._about_use(link, None, seen))) == 2
+        assert list(doctor._about_use(link, None, elsewhere)) == []
 
 
 def test_a_pooler_shows_by_the_process_it_claims(dsn: str) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -16,7 +17,7 @@ from psycopg import sql
 from pglease import PGLease
 from pglease.backends import postgres_schema as schema
 from pglease.backends.postgres_link import Link
-from pglease.backends.postgres_look import CHANGING
+from pglease.backends.postgres_look import CHANGING, look
 from pglease.errors import BackendMisconfigured
 from pglease.schema import PROTOCOL, VERSION, table_names
 
@@ -420,6 +421,8 @@ def test_without_any_schema_to_make_it_in_the_search_path_is_named(dsn: str) -> 
 
         with pytest.raises(BackendMisconfigured, match="search_path"):
             schema.ensure(link, NAMES, create=True)
+        with pytest.raises(BackendMisconfigured, match="search_path"):
+            schema.apply(link, NAMES)
 
 
 def test_functions_that_shadow_the_servers_are_not_called(dsn: str) -> None:
@@ -563,6 +566,52 @@ def test_diff_finds_what_is_odd_and_apply_mends_it(dsn: str, damage: str, found:
         assert odd[0].startswith(found)
         assert done[0].startswith(found)
         assert schema.diff(link, NAMES) == []
+
+
+@pytest.mark.parametrize("beside", ["tickets", "history"])
+def test_a_table_beside_the_leases_that_was_dropped_is_missed_and_made_again(dsn: str, beside: str) -> None:
+    with linked(dsn) as link:
+        schema.ensure(link, NAMES, create=True)
+        link.script(f"DROP TABLE pglease_leases_{beside}")
+
+        assert f"pglease_leases_{beside} is missing" in schema.diff(link, NAMES)[0]
+        assert schema.apply(link, NAMES) == [f"made public.pglease_leases_{beside}"]
+        assert schema.diff(link, NAMES) == []
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ("ALTER TABLE pglease_leases SET (fillfactor = 95)", "fillfactor is 95"),
+        ("ALTER TABLE pglease_leases SET (autovacuum_enabled = off)", "autovacuum is off for the table"),
+        ("ALTER TABLE pglease_leases_meta RENAME version TO v", "pglease_leases_meta is not ours"),
+        ("DELETE FROM pglease_leases_meta", "pglease_leases_meta has no version mark"),
+        ("ALTER TABLE pglease_leases_tickets RENAME ticket_id TO t", "pglease_leases_tickets is not ours"),
+        ("ALTER TABLE pglease_leases_history RENAME fencing_token TO t", "pglease_leases_history is not ours"),
+    ],
+)
+def test_what_else_diff_finds_odd(dsn: str, odd: str, said: str) -> None:
+    with linked(dsn) as link:
+        schema.ensure(link, NAMES, create=True)
+        link.script(odd)
+
+        assert [said in each for each in schema.diff(link, NAMES)] == [True]
+
+
+def test_tables_that_cannot_be_used_after_all_fail_the_apply(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "_problem", lambda *_, **__: "it cannot be used")
+    with linked(dsn) as link, pytest.raises(BackendMisconfigured, match="it cannot be used"):
+        schema.apply(link, NAMES)
+
+
+def test_who_may_not_read_the_old_table_cannot_say_that_somebody_holds_a_lease_in_it(dsn: str) -> None:
+    with linked(dsn) as link:
+        schema.ensure(link, NAMES, create=True)
+        seen = look(link, NAMES)
+        assert seen.table is not None
+        unread = replace(seen, table={**seen.table, "rights": {**seen.table["rights"], "SELECT": False}})
+
+        assert schema._running(link, unread) is None
 
 
 @pytest.mark.parametrize(
