@@ -22,7 +22,11 @@ def enter(lease: HeldLease) -> None:
 
 def leave(lease: HeldLease) -> None:
     """Note that it is no more; harmless where it never was, as when a block is left by another thread."""
-    _current.set(tuple(each for each in _current.get() if each() is not lease))
+    under = _current.get()
+    for place in reversed(range(len(under))):
+        if under[place]() is lease:  # the innermost: a lock may be entered again in its own block
+            _current.set(under[:place] + under[place + 1 :])
+            return
 
 
 def is_under(lease: HeldLease) -> bool:

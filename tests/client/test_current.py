@@ -26,6 +26,16 @@ def test_the_innermost_block_is_the_current_one(leases):
     assert current_lease() is None
 
 
+def test_a_lock_that_was_entered_again_in_its_own_block_is_still_the_current_one_behind_that(leases):
+    lock = leases.lock("job", reentrant=True)
+
+    with lock as outer:
+        with lock:
+            assert current_lease() is outer
+        assert assert_held("job") is outer
+    assert current_lease() is None
+
+
 def test_a_block_that_was_not_granted_changes_nothing(leases, rival):
     rival.try_acquire("job")
 
