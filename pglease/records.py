@@ -98,6 +98,44 @@ class Lease:
         return not self.is_expired(at) and (at - self.heartbeat_at).total_seconds() > heartbeat_timeout
 
 
+class _Draft:
+    """A `Lease` in the making: the same fields, and nothing that keeps them from being set."""
+
+    __slots__ = Lease.__slots__
+
+
+def lease_of(
+    *,
+    task_name: str,
+    owner_id: str,
+    fencing_token: int,
+    acquired_at: datetime,
+    heartbeat_at: datetime,
+    expires_at: datetime,
+    transitions: int,
+    seen_at: datetime,
+    metadata: Mapping[str, Any],
+    given_back: bool,
+) -> Lease:
+    """Return a `Lease`: what each answer of a store is read into.
+
+    What is frozen sets each of its fields by a call: ten of them, given by name, take 3 µs, and this way half of one.
+    """
+    lease: Any = _Draft()
+    lease.task_name = task_name
+    lease.owner_id = owner_id
+    lease.fencing_token = fencing_token
+    lease.acquired_at = acquired_at
+    lease.heartbeat_at = heartbeat_at
+    lease.expires_at = expires_at
+    lease.transitions = transitions
+    lease.seen_at = seen_at
+    lease.metadata = metadata
+    lease.given_back = given_back
+    lease.__class__ = Lease
+    return lease  # type: ignore[no-any-return]
+
+
 class Request(NamedTuple):
     """One acquisition: the question a backend is asked.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from dataclasses import FrozenInstanceError, asdict, replace
+from dataclasses import FrozenInstanceError, asdict, fields, replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import get_args
 
@@ -27,6 +27,7 @@ from pglease.records import (
     Request,
     Tenure,
     Unknown,
+    lease_of,
 )
 
 SEEN = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -224,3 +225,15 @@ def test_a_tenure_lasted_until_its_end_or_lasts_until_it_is_read():
 
     assert running.seconds == 30
     assert replace(running, ended_at=SEEN - timedelta(seconds=10), ending="released").seconds == 20
+
+
+def test_a_lease_that_a_store_made_is_one_like_any_other():
+    facts = {field.name: getattr(lease(), field.name) for field in fields(Lease)}
+
+    made = lease_of(**facts)
+
+    assert type(made) is Lease
+    assert made == lease()
+    assert pickle.loads(pickle.dumps(made)) == made
+    with pytest.raises(FrozenInstanceError):
+        made.fencing_token = 8  # type: ignore[misc]

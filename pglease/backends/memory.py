@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, Literal
 
 from pglease import clock as boot_clock
@@ -40,9 +41,11 @@ from pglease.records import (
     Request,
     Tenure,
     Ticket,
+    lease_of,
 )
 
 _BOOT = datetime(2000, 1, 1, tzinfo=UTC)
+_SHIFT = _BOOT - datetime(1970, 1, 1, tzinfo=UTC)
 _TRAITS = Traits(
     kind="memory",
     clock="process",
@@ -116,7 +119,7 @@ class _Row:
         return self.lease_id == lease_id and not self.over(now)
 
     def record(self, name: str, now: datetime) -> Lease:
-        return Lease(
+        return lease_of(
             task_name=name,
             owner_id=self.owner_id,
             fencing_token=self.fencing_token,
@@ -146,7 +149,7 @@ class _Store:
         forks.forget_in_children(self, type(self).forget)
 
     def now(self) -> datetime:
-        return _BOOT + timedelta(seconds=self.clock())
+        return datetime.fromtimestamp(self.clock(), UTC) + _SHIFT  # faster than a `timedelta` made of a float
 
     def forget(self) -> None:
         # The old lock may be held by a thread that does not exist in the child.
@@ -269,16 +272,16 @@ class MemoryBackend(FencesNothing):
             return [answer for answer in answers if isinstance(answer, Granted)]
 
     def _next_hold(self, last: _Row | None, request: Request, now: datetime) -> _Row:
-        return _Row(
-            owner_id=request.owner_id,
-            lease_id=request.lease_id,
-            fencing_token=(last.fencing_token if last else self._store.token_floor) + 1,
-            transitions=last.transitions + 1 if last else 0,
-            metadata=_written(request.metadata),
-            acquired_at=now,
-            heartbeat_at=now,
-            expires_at=now + timedelta(seconds=request.ttl),
-            line=last.line if last else _Line(),
+        return _Row(  # in the order of its fields: by their names it would take twice as long
+            request.owner_id,
+            request.lease_id,
+            (last.fencing_token if last else self._store.token_floor) + 1,
+            last.transitions + 1 if last else 0,
+            _written(request.metadata),
+            now,
+            now,
+            now + _span(request.ttl),
+            last.line if last else _Line(),
         )
 
     def renew(self, renewals: Sequence[Renewal], budget: Budget) -> builtins.list[RenewalOutcome]:
@@ -291,7 +294,7 @@ class MemoryBackend(FencesNothing):
         row = self._store.rows.get(renewal.name)
         if row is None or not row.held_by(renewal.lease_id, now):
             return _gone(renewal.name, renewal.lease_id, row, now)
-        row.heartbeat_at, row.expires_at = now, now + timedelta(seconds=renewal.ttl)
+        row.heartbeat_at, row.expires_at = now, now + _span(renewal.ttl)
         return Held(row.record(renewal.name, now))
 
     def release(self, name: str, lease_id: str, budget: Budget, *, min_hold: float = 0.0) -> ReleaseOutcome:
@@ -299,17 +302,16 @@ class MemoryBackend(FencesNothing):
         with self._store.lock:
             now = self._now(budget)
             row = self._store.rows.get(name)
-            outcome: ReleaseOutcome = Released()
-            if row is None or not row.held_by(lease_id, now):
-                outcome = _gone(name, lease_id, row, now)
-            if row is not None and row.lease_id == lease_id:
-                self._store.remember(name, row, now, "released")
-            if row is not None and isinstance(outcome, Released):
-                row.expires_at = max(now, row.acquired_at + timedelta(seconds=min_hold))
-                self._store.announce(name, row, "released", now)
-            if row is not None and row.lease_id == lease_id:
-                row.lease_id = None
-            return outcome
+            if row is None or row.lease_id != lease_id:
+                return _gone(name, lease_id, row, now)
+            lapsed = _gone(name, lease_id, row, now) if row.over(now) else None
+            self._store.remember(name, row, now, "released")
+            row.lease_id = None
+            if lapsed is not None:
+                return lapsed
+            row.expires_at = max(now, row.acquired_at + _span(min_hold)) if min_hold else now
+            self._store.announce(name, row, "released", now)
+            return Released()
 
     def force_release(self, name: str, fencing_token: int, budget: Budget) -> bool:
         """End whoever holds `name` under that token, also a hold that is only waited out (`min_hold`)."""
@@ -467,13 +469,18 @@ class MemoryBackend(FencesNothing):
         return self._store.now()
 
 
+@lru_cache(maxsize=64)
+def _span(seconds: float) -> timedelta:
+    return timedelta(seconds=seconds)
+
+
 def _written(metadata: Mapping[str, Any]) -> str:
     return json.dumps(dict(metadata)) if metadata else ""
 
 
 def _reserved(row: _Row, ticket_id: str | None, now: datetime) -> Refused | None:
     """Refuse whoever is not at the head of the queue for a free name."""
-    places = row.line.live(now)
+    places = row.line.places and row.line.live(now)
     if not places or places[0].ticket_id == ticket_id:
         return None
     return Refused(None, (places[0].expires_at - now).total_seconds(), places[0].owner_id)

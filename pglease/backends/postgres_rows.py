@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pglease.backends.postgres_link import Row
-from pglease.records import Granted, Lease, Refused, Tenure
+from pglease.records import Granted, Lease, Refused, Tenure, lease_of
 
 
 def answer_in(rows: Sequence[Row]) -> Granted | Refused | None:
@@ -35,7 +35,19 @@ def lease_in(row: Row) -> Lease:
         times = renewed if acquired == heartbeat else read(acquired, UTC), renewed, read(expires, UTC), now
     except (OSError, OverflowError, ValueError):  # a row written by hand may say 'infinity'; reading it must not fail
         times = _moment(acquired), _moment(heartbeat), _moment(expires), _moment(seen)
-    return Lease(name, sys.intern(owner), token, *times[:3], transitions, times[3], attached, given_back)
+    begun, renewed, ends, now = times
+    return lease_of(
+        task_name=name,
+        owner_id=sys.intern(owner),
+        fencing_token=token,
+        acquired_at=begun,
+        heartbeat_at=renewed,
+        expires_at=ends,
+        transitions=transitions,
+        seen_at=now,
+        metadata=attached,
+        given_back=given_back,
+    )
 
 
 def tenure_in(row: Row) -> Tenure:

@@ -80,6 +80,7 @@ from pglease.records import (
     Request,
     Ticket,
     Unknown,
+    lease_of,
 )
 
 if TYPE_CHECKING:
@@ -587,15 +588,18 @@ def _gone(name: str, answer: Sequence[Any]) -> Gone:
 def _lease(name: str, answer: Sequence[Any]) -> Lease:
     """Read what `tell` in `redis_lua` returns, the verdict first."""
     _, owner, token, transitions, acquired, heartbeat, expires, metadata, seen, ended = answer
-    return Lease(
+    # What was granted or renewed in this moment says the same time several times: read once.
+    now = _moment(seen)
+    renewed = now if heartbeat == seen else _moment(heartbeat)
+    return lease_of(
         task_name=name,
         owner_id=owner.decode(errors="replace"),
         fencing_token=int(token),
-        acquired_at=_moment(acquired),
-        heartbeat_at=_moment(heartbeat),
+        acquired_at=renewed if acquired == heartbeat else _moment(acquired),
+        heartbeat_at=renewed,
         expires_at=_moment(expires),
         transitions=int(transitions),
-        seen_at=_moment(seen),
+        seen_at=now,
         metadata=_metadata(metadata),
         given_back=ended == b"ended",
     )

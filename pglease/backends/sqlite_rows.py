@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from pglease.errors import BackendMisconfigured
-from pglease.records import Gone, Granted, Lease, LossReason, Refused, Request
+from pglease.records import Gone, Granted, Lease, LossReason, Refused, Request, lease_of
 
 MOST_TOKEN = 2**63 - 1
 
@@ -60,7 +60,7 @@ class Sight(NamedTuple):
         """Return what everybody may know of the name."""
         assert self.row is not None
         row = self.row
-        return Lease(
+        return lease_of(
             task_name=row.name,
             owner_id=row.owner_id,
             fencing_token=row.fencing_token,
