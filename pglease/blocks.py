@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pglease import current, mistakes
 from pglease.errors import ConfigurationError
@@ -86,7 +86,7 @@ class LeaseContext(Block, mistakes.OnlyWith, Generic[LeaseT_co]):
         except BaseException:
             self._entered = False
             raise
-        return cast("LeaseT_co", taken)
+        return taken  # type: ignore[return-value]  # what is bound is what was asked for
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

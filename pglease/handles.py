@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, final
 
-from pglease import clock, exits, mistakes, options, slots, watchdog
+from pglease import clock, exits, identity, mistakes, options, slots, watchdog
 from pglease.backends.base import Fence, Guard, ParamStyle, fencing
 from pglease.bell import Bell
 from pglease.errors import BackendError, ConfigurationError, FencedError, LeaseLostError, NotOwnedError
@@ -55,6 +55,7 @@ class Hold:
     __slots__ = (
         "_lock",
         "_lost",
+        "_renewing",
         "began_at",
         "bond",
         "caller",
@@ -77,7 +78,6 @@ class Hold:
         "progress_at",
         "progress_within",
         "releases",
-        "renewing",
         "settled",
         "term",
         "trouble",
@@ -92,9 +92,7 @@ class Hold:
         term: Term,
         lease_id: str,
         wanted: HoldOptions,
-        *,
         margin: float,
-        caller: tuple[int, int],
     ) -> None:
         self.keeper = keeper
         self.term = term
@@ -104,7 +102,7 @@ class Hold:
         self.ttl = wanted.ttl
         self.margin = margin
         self.doubted = _NEVER
-        self.caller = caller
+        self.caller = identity.current_caller()
         self.context = contextvars.copy_context()  # for callbacks: what they log belongs to whoever took it
         self.began_at = term.sent_at
         self.bond: Final = term.bond
@@ -115,7 +113,7 @@ class Hold:
         if wanted.once_per is not None:
             self.min_hold = max(self.min_hold, slots.left_of(wanted.once_per, term.lease.acquired_at))
         self.max_until = _NEVER if wanted.max_hold is None else term.sent_at + wanted.max_hold
-        self.progress_at = clock.now()
+        self.progress_at = term.sent_at
         self.progress_within = _NEVER
         self.exits: Final = wanted.on_lost == "exit"
         self.loss: Loss | None = None
@@ -125,7 +123,7 @@ class Hold:
         self.ended_at = _NEVER
         self.releases = 0
         self.settled = False
-        self.renewing = threading.RLock()  # one renewal by hand at a time
+        self._renewing: threading.RLock | None = None
         self.handle: weakref.ref[HeldLease] | None = None
         self.warning: Warned | None = None
         self._lock = threading.RLock()
@@ -138,7 +136,7 @@ class Hold:
     @property
     def due(self) -> float:
         """The boot clock when this process must stop acting; read by the watchdog."""
-        until = self.deadline
+        until = min(self.term.trusted_until, self.max_until)  # the deadline; but this is read far more often
         if self.exits:
             until -= exits.notice(self.span)
         return until if self.bond is None else min(until, self.bond.until)
@@ -189,6 +187,14 @@ class Hold:
                 if self.loss is not None:
                     self._lost.set()
             return self._lost
+
+    @property
+    def renewing(self) -> threading.RLock:
+        """Lets one renewal by hand go on at a time. Made when somebody asks: most holds end without."""
+        with self._lock:
+            if self._renewing is None:
+                self._renewing = threading.RLock()
+            return self._renewing
 
     def _note(self, loss: Loss) -> None:
         self.loss = loss
@@ -262,10 +268,10 @@ class Hold:
     def end(self) -> bool:
         """End it in this process, before the store hears of it; False when it is over already."""
         with self._lock:
-            if self.over:
+            if self.ended or self.loss is not None:
                 return False
             now = clock.now()
-            loss = self._overdue_for(now)
+            loss = None if now < self.due else self._overdue_for(now)
             if loss is None:
                 self.ended_at, self.ended = now, True
             else:
@@ -346,7 +352,7 @@ class Hold:
 
     def forget(self, loss: Loss) -> None:
         """In a forked child: it is the parent's. Locks are replaced, nobody is told."""
-        self._lock, self.renewing = threading.RLock(), threading.RLock()
+        self._lock, self._renewing = threading.RLock(), None
         if self._lost is not None:
             self._lost = Bell()  # the old one has threads waiting that are not here
             if self.loss is not None:

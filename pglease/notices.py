@@ -139,6 +139,10 @@ class Notices:
         """Whether anybody but the log listens."""
         return self._has_guests
 
+    def wants(self, kind: EventKind) -> bool:
+        """Tell whether anybody may want to hear of such an event; most of the time nobody does, and it is not made."""
+        return self._has_guests or log.isEnabledFor(LEVELS[kind])
+
     def tell(
         self,
         kind: EventKind,
@@ -177,6 +181,8 @@ class Notices:
         error: BaseException | None = None,
     ) -> None:
         """Tell what became of a hold; `seconds` is how long it was held unless said otherwise."""
+        if not self.wants(kind):
+            return
         lease = hold.term.lease
         self.tell(
             kind,

@@ -307,9 +307,10 @@ def hold_options(
         and once_per is None
         and warn_after == WARN_AFTER
     ):
-        # What has no hash is no name and no duration either. Whatever is wrong, the checks below say all of it.
-        with suppress(TypeError, ConfigurationError):
+        try:  # `suppress` takes longer than the look
             return _usual(name, ttl)
+        except (TypeError, ConfigurationError):
+            pass  # what has no hash is no name and no duration either; the checks below say all that is wrong
     outcomes = get_args(AsyncOnLost if in_a_task else OnLost)
     return _checked(
         name, ttl, wait, min_hold, max_hold, metadata, heartbeat, fair, on_lost, outcomes, once_per, warn_after

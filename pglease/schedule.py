@@ -7,7 +7,6 @@ quarter of their interval. So hundreds of leases settle into one statement a tic
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -18,18 +17,12 @@ _MOST_RETRY = 1.0
 _SHORTEST_SHARED_BOX = 0.5
 
 
-@dataclass(slots=True)
-class _Entry:
-    interval: float
-    box: float
-    next_at: float
-
-
 class RenewalSchedule(Generic[K]):
     """The renewals to come, by key."""
 
     def __init__(self) -> None:
-        self._entries: dict[K, _Entry] = {}
+        self._entries: dict[K, tuple[float, float, float]] = {}
+        """Each with its interval, its box, and the moment of its next renewal."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -46,8 +39,9 @@ class RenewalSchedule(Generic[K]):
             box: the longest one renewal of it may take, in seconds.
             sent_at: the boot clock before the request that was last answered.
         """
-        entry = self._entries[key] = _Entry(interval, box, sent_at + interval)
-        return entry.next_at
+        next_at = sent_at + interval
+        self._entries[key] = interval, box, next_at
+        return next_at
 
     def drop(self, key: K) -> None:
         """Renew it no more. Harmless for an unknown key."""
@@ -59,25 +53,26 @@ class RenewalSchedule(Generic[K]):
 
     def next_at(self) -> float:
         """Return when the next renewal is due, or infinity."""
-        return min((entry.next_at for entry in self._entries.values()), default=float("inf"))
+        return min((next_at for _, _, next_at in self._entries.values()), default=float("inf"))
 
     def due(self, now: float) -> list[K]:
         """Return what to renew now: nothing while nothing is due, else that and what would be due soon after."""
         if self.next_at() > now:
             return []
-        return [key for key, e in self._entries.items() if e.next_at <= now + _PULLED_ALONG * e.interval]
+        return [key for key, (interval, _, at) in self._entries.items() if at <= now + _PULLED_ALONG * interval]
 
     def box(self, keys: Iterable[K]) -> float:
         """Return how long one conversation about `keys` may take, so that it delays none of the others for too long."""
         entries = self._entries
-        own = min((entries[key].box for key in keys if key in entries), default=_MOST_RETRY)
-        everyone = min((entry.box for entry in entries.values()), default=own)
+        own = min((entries[key][1] for key in keys if key in entries), default=_MOST_RETRY)
+        everyone = min((box for _, box, _ in entries.values()), default=own)
         return min(own, max(everyone, _SHORTEST_SHARED_BOX))
 
     def confirmed(self, key: K, *, sent_at: float) -> None:
         """Note a renewal that was sent at `sent_at` and applied."""
         if (entry := self._entries.get(key)) is not None:
-            entry.next_at = sent_at + entry.interval
+            interval, box, _ = entry
+            self._entries[key] = interval, box, sent_at + interval
 
     def unanswered(self, key: K, *, now: float, trusted_until: float, spread: float) -> None:
         """Note a renewal whose outcome is unknown: try again soon, several times before the deadline, not in step.
@@ -89,5 +84,6 @@ class RenewalSchedule(Generic[K]):
             spread: a random number from 0 to 1.
         """
         if (entry := self._entries.get(key)) is not None:
+            interval, box, _ = entry
             pause = min(_MOST_RETRY, max(_LEAST_RETRY, (trusted_until - now) / 10))
-            entry.next_at = now + pause * (0.5 + spread / 2)
+            self._entries[key] = interval, box, now + pause * (0.5 + spread / 2)

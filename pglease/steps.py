@@ -117,9 +117,7 @@ def acquire(
             # Too late to be of use: its belief is over, or nobody waits for it any more.
             answer = yield Call("release", (request.name, request.lease_id), patience.attempt)
             now, unknown = answer.now, answer.error is not None
-            error = BackendUnavailable(
-                f"{request.name!r} was granted too late and given back", outcome_unknown=answer.error is not None
-            )
+            error = too_late(request.name, answer)
             if now < until:
                 request = anew(request)
         elif isinstance(answer.value, Refused):
@@ -135,6 +133,12 @@ def acquire(
         rest = left - LAST_LOOK
         now = (yield Wait(min(pause(patience.poll, said, spread()), rest), rest, said)).now
     return _given_up(refused, error, unknown=unknown)
+
+
+def too_late(name: str, given_back: Answer) -> BackendUnavailable:
+    """Return the error for a grant that came too late to be of use, and what became of its release."""
+    in_doubt = given_back.error is not None
+    return BackendUnavailable(f"{name!r} was granted too late and given back", outcome_unknown=in_doubt)
 
 
 def acquire_many(

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from pglease import clock, current, drive, identity, options, steps
-from pglease.backends.base import Backend
+from pglease.backends.base import Backend, Budget
 from pglease.bell import Bell
 from pglease.errors import (
     AcquireTimeout,
@@ -75,6 +75,7 @@ class Taking:
     ) -> None:
         self.backend = backend
         self.box = box
+        self._once = steps.Patience(None, POLL, box)
         self._owner = owner_id
         self._warned_of_short_ttl = False
         # Kept here and not by the manager: they often refer to the client, whose threads would keep it alive for ever.
@@ -115,14 +116,17 @@ class Taking:
     ) -> HeldLease | NotAcquired:
         """Take a lease by checked options; the caller owns the handle."""
         request, margin = self._request(wanted)
-        attempt = Attempt(self.manager.notices, request, wanted)
+        attempt = Attempt.begin(self.manager.notices, request, wanted)
         asked = [request]
         # Who asks once rests never: it is the most frequent call of all, and a nap costs a tenth of it.
         nap = Nap(self.refuse_if_closed, cancel) if wanted.wait else None
         waiter = None if nap is None else self._waiter(request, wanted, nap, poll)
         try:
-            conversation = self._conversation(asked, wanted, margin, waiter)
-            found = drive.run(conversation, self.backend, time.sleep if nap is None else nap.rest)
+            if nap is None and wanted.adopts is None:
+                found = self._ask_once(request, margin)
+            else:
+                conversation = self._conversation(asked, wanted, margin, waiter)
+                found = drive.run(conversation, self.backend, time.sleep if nap is None else nap.rest)
             taken, trouble = self._taken(found, asked[-1], wanted, margin, attempt)
         except BackendUnavailable as error:
             return self._refused_before(asked[-1], error, attempt)
@@ -142,6 +146,21 @@ class Taking:
             self._return(taken)
             raise trouble
         return taken
+
+    def _ask_once(self, request: Request, margin: float) -> Term | Refused:
+        """Ask a single time. What `steps.acquire` does without patience, and without what makes it a conversation.
+
+        It is the most frequent call of all; as a conversation it would cost a tenth more.
+        """
+        budget = Budget.of(self.box, clock.now)
+        answer = self.backend.try_acquire(request, budget)
+        if isinstance(answer, Refused):
+            return answer
+        term = Term.begin(answer.lease, sent_at=budget.sent_at, ttl=request.ttl, margin=margin, bond=answer.bond)
+        if clock.now() < term.trusted_until:
+            return term
+        release = steps.Call("release", (request.name, request.lease_id), self.box)
+        raise steps.too_late(request.name, drive.call(self.backend, release, Budget.of(self.box, clock.now)))
 
     def take_many(self, wanted: Sequence[HoldOptions]) -> list[HeldLease] | NotAcquired | None:
         """Take several leases by checked options in one step: all, or none; None where the store declines."""
@@ -179,7 +198,7 @@ class Taking:
             for request in asked:
                 self._let_go(request)
         for request, options_ in zip(asked, wanted, strict=True):
-            Attempt(self.manager.notices, request, options_).failed(error)
+            Attempt.begin(self.manager.notices, request, options_).failed(error)
 
     def _all_taken(
         self,
@@ -196,7 +215,7 @@ class Taking:
         leases: list[HeldLease] = []
         for term, request, options_ in zip(found, asked, wanted, strict=True):
             lease, trouble = self._taken(
-                term, request, options_, margin, Attempt(self.manager.notices, request, options_)
+                term, request, options_, margin, Attempt.begin(self.manager.notices, request, options_)
             )
             if trouble is not None:
                 trouble.outcome_unknown = True  # type: ignore[attr-defined]  # all of them are given back
@@ -208,7 +227,7 @@ class Taking:
     def _attempt_of(self, name: str, asked: Sequence[Request], wanted: Sequence[HoldOptions]) -> Attempt:
         """Tell of one attempt out of several that were made in one step: of the name that was in the way."""
         place = next(place for place, request in enumerate(asked) if request.name == name)
-        return Attempt(self.manager.notices, asked[place], wanted[place])
+        return Attempt.begin(self.manager.notices, asked[place], wanted[place])
 
     def _let_go(self, request: Request) -> None:
         hold = self.holds.get(request.name)
@@ -220,7 +239,7 @@ class Taking:
     async def atake(self, wanted: HoldOptions, *, poll: float | None = None) -> HeldLease | NotAcquired:
         """Take a lease by checked options without blocking the event loop; a cancelled task leaves nothing behind."""
         request, margin = self._request(wanted)
-        attempt = Attempt(self.manager.notices, request, wanted)
+        attempt = Attempt.begin(self.manager.notices, request, wanted)
         asked = [request]
         nap = TaskNap(self.refuse_if_closed)
         waiter = self._waiter(request, wanted, nap, poll)
@@ -289,8 +308,9 @@ class Taking:
             adoption = Adoption(request.name, wanted.adopts, request.lease_id, request.owner_id, request.ttl)
             return steps.adopt(adoption, margin=margin, attempt=self.box)
         now = clock.now()
-        until = None if not wanted.wait else now + wanted.wait
-        patience = steps.Patience(until, waiter.poll if waiter else POLL, self.box)
+        patience = self._once
+        if waiter is not None and wanted.wait:
+            patience = steps.Patience(now + wanted.wait, waiter.poll, self.box)
         asking = steps.acquire(asked[0], margin=margin, patience=patience, now=now, spread=random.random, anew=anew)
         return waiter.attend(asking) if waiter else asking
 
@@ -303,7 +323,7 @@ class Taking:
             attempt.refused(found.held_by)
             return NotAcquired(request.name, found.lease, found.retry_after), None
         try:
-            hold = Hold(manager, found, request.lease_id, wanted, margin=margin, caller=identity.current_caller())
+            hold = Hold(manager, found, request.lease_id, wanted, margin)
         except BaseException:  # slots of the caller's own that fail, say: it was granted, and reaches nobody
             manager.give_back.add(request.name, request.lease_id)
             raise
@@ -380,8 +400,11 @@ class Taking:
         """
         hold.in_block = False
         trouble: BackendError | ConfigurationError | None = None
+        box = _box_for(body_error)
+        if until != _NEVER:
+            box = max(LEAST, min(box, until - clock.now()))
         try:
-            self.manager.settle(hold, max(LEAST, min(_box_for(body_error), until - clock.now())))
+            self.manager.settle(hold, box)
         except BackendError as error:
             trouble = error
         except ConfigurationError as error:  # the lent connection was of no use; the background tries another
@@ -447,6 +470,8 @@ class Taking:
 
     def drop(self, hold: Hold) -> None:
         """Forget a hold that is over, unless another has taken its place."""
+        if hold.name not in self.holds and hold.name not in self.owned:  # that was done before
+            return
         with self._lock:
             if self.holds.get(hold.name) is hold:
                 del self.holds[hold.name]
@@ -484,6 +509,11 @@ class Attempt:
         self._since = clock.now()
         notices.tell("attempted", self._name, self._owner)
 
+    @classmethod
+    def begin(cls, notices: Notices, request: Request, wanted: HoldOptions) -> Attempt:
+        """Return one that is told of; most of the time nobody wants to hear, and one that says nothing does for all."""
+        return cls(notices, request, wanted) if notices.wants("attempted") else _UNHEARD
+
     def acquired(self, fencing_token: int) -> None:
         """It was granted."""
         self._notices.tell("acquired", self._name, self._owner, fencing_token, seconds=clock.now() - self._since)
@@ -496,6 +526,27 @@ class Attempt:
     def failed(self, error: BaseException) -> None:
         """Nobody knows who has it, or nobody wants to know any more."""
         self._notices.tell("failed", self._name, self._owner, seconds=clock.now() - self._since, error=error)
+
+
+class _Unheard(Attempt):
+    """An attempt that nobody is told of."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        """Keep nothing."""
+
+    def acquired(self, fencing_token: int) -> None:
+        """Say nothing."""
+
+    def refused(self, held_by: str | None) -> None:
+        """Say nothing."""
+
+    def failed(self, error: BaseException) -> None:
+        """Say nothing."""
+
+
+_UNHEARD = _Unheard()
 
 
 def is_callers(hold: Hold) -> bool:

@@ -343,6 +343,8 @@ class Room:
 
     def freed(self, name: str) -> None:
         """Note that this client released a name itself: no other word is needed where the store cannot be heard."""
+        if name not in self._lines:  # nobody stands there, as it is most of the time
+            return
         with self.lock:
             line = self._lines.get(name)
             if line is None or not line.waiters:

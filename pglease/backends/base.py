@@ -91,6 +91,7 @@ class Budget:
     Args:
         now: reads the boot clock, in seconds.
         until: the moment on that clock by which the verb must have ended, with an answer or with `BackendUnavailable`.
+        begun: that clock now. Default None: it is read.
 
     Attributes:
         sent_at: that clock before the try that was answered.
@@ -99,16 +100,17 @@ class Budget:
 
     __slots__ = ("_now", "_sent", "forsaken", "sent_at", "until")
 
-    def __init__(self, now: Callable[[], float], until: float) -> None:
+    def __init__(self, now: Callable[[], float], until: float, begun: float | None = None) -> None:
         self._now = now
         self.until = until
-        self.sent_at = now()
+        self.sent_at = now() if begun is None else begun
         self.forsaken = self._sent = False
 
     @classmethod
     def of(cls, seconds: float, now: Callable[[], float]) -> Budget:
         """Return a budget that ends `seconds` from now."""
-        return cls(now, now() + seconds)
+        begun = now()
+        return cls(now, begun + seconds, begun)
 
     def left(self) -> float:
         """Return the seconds left, negative once it is over."""
