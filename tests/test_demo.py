@@ -1,18 +1,24 @@
 """`pglease demo`: it plays to its end, notices when something did not happen, and leaves nothing."""
 
+import contextlib
 import json
 import os
+import queue
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
 
+from pglease.backends.memory import MemoryBackend
 from pglease.cli import main
-from pglease.demo.story import Story
+from pglease.demo import story as stories
+from pglease.demo import worker as workers
+from pglease.demo.story import Story, StoryError
 from pglease.demo.timeline import ASCII, UNICODE, Bar, draw
 from tests.support.readme import README, played, plot
 
@@ -167,3 +173,67 @@ def test_the_timeline_needs_no_unicode():
     picture = draw(("a",), [Bar("a", "held", 0, 5)], killed=("a", 5), total=10, ink=ASCII)
 
     assert "\n".join(picture).isascii()
+
+
+@pytest.fixture
+def untold(monkeypatch):
+    """A story of which nothing was told yet, about a database that has nothing."""
+    story = object.__new__(Story)
+    story._schema, story._began, story.bars = "nowhere", 0.0, []
+    story._held_since, story._waiting_since = {}, {}
+    return story
+
+
+def test_a_story_of_which_a_part_is_missing_is_not_told(untold):
+    empty = SimpleNamespace(execute=lambda _: SimpleNamespace(fetchone=lambda: None))
+
+    with pytest.raises(StoryError, match="knows no lease"):
+        untold._record(SimpleNamespace(get_lease=lambda _: None))
+    with pytest.raises(StoryError, match="the report is gone"):
+        untold._report(empty)
+    with pytest.raises(StoryError, match="no id"):
+        untold._claim(empty, None)
+
+
+def test_the_end_of_what_a_worker_never_held_is_no_bar(untold):
+    untold._hear("worker-1", {"event": "lost", "at": 1.0, "token": 1})
+
+    assert untold.bars == []
+
+
+@pytest.mark.parametrize("prefix", [None, "/somewhere"])
+def test_a_worker_leaves_no_compiled_files_beside_the_code(monkeypatch, prefix):
+    started = []
+
+    def popen(argv, *, env, **_):
+        started.append(env)
+        return SimpleNamespace(stdin=None, stdout=iter(()), kill=lambda: None, wait=lambda: 0)
+
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.setattr(stories.sys, "pycache_prefix", prefix)
+    monkeypatch.setattr(stories.subprocess, "Popen", popen)
+    worker = stories.Worker("worker-1", "postgresql://nowhere", "schema", queue.Queue())
+    worker.process.stdout = None
+    worker.clear_away()
+
+    assert ("PYTHONDONTWRITEBYTECODE" in started[0]) == (prefix is None)
+
+
+def test_a_worker_that_is_told_to_stop_while_it_waits_stops(monkeypatch, capsys):
+    handlers = {}
+
+    def wait(*_):
+        handlers[signal.SIGTERM]()
+
+    monkeypatch.setattr(workers, "die_with_the_story", lambda: None)
+    monkeypatch.setattr(workers, "signal", SimpleNamespace(SIGTERM=signal.SIGTERM, signal=handlers.__setitem__))
+    monkeypatch.setattr(workers, "_wait", wait)
+    monkeypatch.setattr(workers, "open_backend", lambda *_, **__: MemoryBackend())
+    monkeypatch.setattr(workers, "psycopg", SimpleNamespace(connect=lambda *_, **__: contextlib.nullcontext()))
+    for name in ("URL", "SCHEMA", "LEASE", "WORKER"):
+        monkeypatch.setenv(f"DEMO_{name}", "x")
+    monkeypatch.setenv("DEMO_TTL", "5")
+
+    workers.main()
+
+    assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()] == ["ready"]

@@ -153,8 +153,8 @@ class ApiServer:
         http.shutdown()
         http.server_close()
         http.cut_all()
-        if self._thread:
-            self._thread.join()
+        assert self._thread is not None  # the two begin together
+        self._thread.join()
 
     def restart(self) -> None:
         """Stop and start."""

@@ -11,10 +11,12 @@ from pglease.backends import Backend
 from pglease.backends.base import Adoption, Gone, Renewal
 from pglease.backends.memory import MemoryBackend
 from pglease.testing import always_acquire
+from pglease.testing.api_server import ApiServer
 from pglease.testing.databases import _within
 from pglease.testing.fake_clock import FakeClock
 from pglease.testing.free_for_all import FreeForAll
 from pglease.testing.harness import Worker, budget
+from pglease.testing.proxy import Proxy
 from pglease.testing.suite_for_url import UrlHarness
 from pglease.testing.world import World
 
@@ -56,6 +58,37 @@ def test_a_thief_who_comes_too_late_is_told() -> None:
     with pytest.raises(RuntimeError, match="quicker than the thief of 'job'"):
         world.steal("job")
     world.close()
+
+
+def test_what_was_not_granted_by_the_double_outlives_it() -> None:
+    with PGLease(MemoryBackend()) as leases:
+        kept = leases.wait_for_lease("kept")
+        with always_acquire():
+            granted = leases.wait_for_lease("granted")
+
+        assert kept.held
+        assert not granted.held
+
+
+def test_an_api_server_that_does_not_run_has_nothing_to_cut_and_lets_no_stranger_in() -> None:
+    server = ApiServer(("jobs",))
+
+    server.cut()
+    server.stop()
+    assert server.may(None, "get")
+    server.tokens = {"token": ("get",)}
+
+    assert not server.may(None, "get")
+    assert server.may("token", "get")
+
+
+def test_a_proxy_may_be_started_twice_and_stopped_before_it_was() -> None:
+    proxy = Proxy("127.0.0.1", 1)
+    proxy.stop()
+
+    with proxy.start():
+        port = proxy.port
+        assert proxy.start().port == port
 
 
 def test_a_hold_that_ends_while_everything_is_granted_is_not_brought_back() -> None:

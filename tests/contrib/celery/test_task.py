@@ -273,3 +273,18 @@ def test_a_signature_carries_a_handover(app: Celery, leases: PGLease) -> None:
         signature = task.s("a").set(handover=str(lease.transfer("celery")))
 
     assert signature.apply_async().get() == 3
+
+
+def test_a_handover_to_a_task_without_a_lease_goes_with_the_message(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr("celery.Task.apply_async", lambda *_, **wanted: sent.append(wanted["headers"]))
+
+    @app.task(base=LeaseTask)
+    def plain() -> None:
+        """No lease is asked for."""
+
+    plain.apply_async(handover="a lease to go on with")
+
+    assert sent == [{HANDOVER_HEADER: "a lease to go on with"}]
