@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from pglease.errors import ConfigurationError
 
@@ -32,23 +32,23 @@ class Statement:
 
     Args:
         sql: with `%(name)s` for its parameters, and no other `%`.
+
+    Attributes:
+        encoded: it, for psycopg, which would encode and hash a long text anew for each call.
     """
 
-    __slots__ = ("_forms", "_sql")
+    __slots__ = ("_forms", "_sql", "encoded")
 
     def __init__(self, sql: str) -> None:
         self._sql = sql
-        self._forms: dict[str, tuple[Any, list[str] | None]] = {}
+        self.encoded: Final = sql.encode()
+        self._forms: dict[str, tuple[str, list[str] | None]] = {}
 
-    def written(self, style: str, values: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return text and parameters in a driver's style; "bytes" is "pyformat", encoded.
-
-        That is for psycopg, which would encode and hash a long text anew for each call.
-        """
+    def written(self, style: str, values: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | Sequence[Any]]:
+        """Return text and parameters in a driver's style."""
         form = self._forms.get(style)
         if form is None:
-            sql, order = _form(self._sql, "pyformat" if style == "bytes" else style, 1)
-            form = self._forms[style] = (sql.encode() if style == "bytes" else sql, order)
+            form = self._forms[style] = _form(self._sql, style, 1)
         text, order = form
         return text, values if order is None else [values[name] for name in order]
 

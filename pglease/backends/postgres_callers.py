@@ -82,8 +82,8 @@ class _Psycopg:
         # Not the connection's own kinds of cursors and rows: they are made for the caller's statements. And fetched,
         # since a pipeline goes on before there is an answer.
         driver = sys.modules["psycopg"]
-        text, values = statement.written("bytes", params)
-        return driver.Cursor(connection, row_factory=driver.rows.tuple_row).execute(text, values).fetchone()
+        cursor = driver.Cursor(connection, row_factory=driver.rows.tuple_row)
+        return cursor.execute(statement.encoded, params).fetchone()
 
 
 class _AsyncPsycopg(_Psycopg):
@@ -92,7 +92,7 @@ class _AsyncPsycopg(_Psycopg):
     async def run(self, connection: Any, statement: Statement, params: Mapping[str, Any]) -> Any:
         driver = sys.modules["psycopg"]
         cursor = driver.AsyncCursor(connection, row_factory=driver.rows.tuple_row)
-        return await (await cursor.execute(*statement.written("bytes", params))).fetchone()
+        return await (await cursor.execute(statement.encoded, params)).fetchone()
 
 
 class _Psycopg2:

@@ -6,7 +6,7 @@ import asyncio
 import warnings
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pglease.backends import postgres_guard
 from pglease.backends.paramstyles import Statement
@@ -15,6 +15,10 @@ from pglease.backends.postgres_guard import Place
 from pglease.errors import BackendError, ConfigurationError, PgleaseError
 from pglease.records import Claim
 
+Manner = Literal["at once", "patiently", "again"]
+"""How a hold is proved: if its row can be locked at once; waiting for that; the same, if its guard was undone."""
+FIRST: tuple[Manner, ...] = ("at once", "patiently")
+AGAIN: tuple[Manner, ...] = ("again",)
 _MOST = 256
 """Statements that are kept written."""
 
@@ -29,7 +33,7 @@ class Whereabouts:
     def __init__(self, look: Callable[[], Place]) -> None:
         self._look = look
         self.known: Place | None = None
-        self._statements: dict[tuple[float, bool, bool], Statement] = {}
+        self._statements: dict[tuple[float, Manner], Statement] = {}
 
     def find(self) -> Place:
         """Return it; the first time in this process, ask."""
@@ -38,15 +42,20 @@ class Whereabouts:
             place = self.known = self._look()
         return place
 
-    def statement(self, idle: float, *, again: bool, patient: bool) -> Statement:
+    def statement(self, idle: float, manner: Manner) -> Statement:
         """Return the guarding statement for it, written once for each length of idling."""
-        known = self._statements.get((idle, again, patient))
+        known = self._statements.get((idle, manner))
         if known is None:
-            known = Statement(postgres_guard.guard(self.find(), idle, again=again, patient=patient))
+            known = Statement(self._written(idle, manner))
             if len(self._statements) >= _MOST:  # each lease has a ttl of its own, it seems
                 self._statements = {}
-            self._statements[idle, again, patient] = known
+            self._statements[idle, manner] = known
         return known
+
+    def _written(self, idle: float, manner: Manner) -> str:
+        if manner == "at once":
+            return postgres_guard.guard(self.find(), idle)
+        return postgres_guard.patient_guard(self.find(), idle, again=manner == "again")
 
     def forget(self) -> None:
         """Look again next time."""
@@ -56,12 +65,13 @@ class Whereabouts:
 class _Proof:
     """What both kinds of guards are made of: a hold, a connection, and what is sent there."""
 
-    __slots__ = ("_caller", "_claim", "_connection", "_idle", "_whereabouts")
+    __slots__ = ("_caller", "_claim", "_connection", "_idle", "_params", "_whereabouts")
 
     def __init__(self, claim: Claim, caller: Caller, connection: Any, whereabouts: Whereabouts, idle: float) -> None:
         self._caller = caller
         self._connection = connection
         self._claim = claim
+        self._params = {"name": claim.name, "token": str(claim.fencing_token), "lease_id": claim.lease_id}
         self._whereabouts = whereabouts
         self._idle = idle
 
@@ -91,15 +101,15 @@ class PostgresGuard(_Proof):
 
     __slots__ = ()
 
-    def prove(self, *, again: bool = False) -> None:
-        """Ask the server, which refuses what is not current; twice where no row could be locked at once."""
-        for patient in (False, True):
-            statement = self._whereabouts.statement(self._idle, again=again, patient=patient)
+    def prove(self, manners: tuple[Manner, ...] = FIRST) -> None:
+        """Ask the server, which refuses what is not current; in the next manner where it has no answer."""
+        for manner in manners:
+            statement = self._whereabouts.statement(self._idle, manner)
             try:
-                row = self._caller.run(self._connection, statement, postgres_guard.params(self._claim))
+                row = self._caller.run(self._connection, statement, self._params)
             except Exception as error:
                 raise self._explained(error) from error
-            if row[0] == 1:
+            if row is not None:
                 return
         raise self._unanswered()
 
@@ -111,7 +121,7 @@ class PostgresGuard(_Proof):
     ) -> None:
         if self._is_needed_again(error):
             try:
-                self.prove(again=True)
+                self.prove(AGAIN)
             except PgleaseError as refused:
                 _tell(refused, error)
 
@@ -136,23 +146,23 @@ class AsyncPostgresGuard(_Proof):
         super().__init__(claim, caller, connection, whereabouts, idle)
         self._proved = False
 
-    async def _prove(self, *, again: bool) -> None:
+    async def _prove(self, manners: tuple[Manner, ...] = FIRST) -> None:
         self._proved = True
         if self._whereabouts.known is None:
             await asyncio.to_thread(self._whereabouts.find)
-        for patient in (False, True):
-            statement = self._whereabouts.statement(self._idle, again=again, patient=patient)
+        for manner in manners:
+            statement = self._whereabouts.statement(self._idle, manner)
             try:
-                row = await self._caller.run(self._connection, statement, postgres_guard.params(self._claim))
+                row = await self._caller.run(self._connection, statement, self._params)
             except Exception as error:
                 raise self._explained(error) from error
-            if row[0] == 1:
+            if row is not None:
                 return
         raise self._unanswered()
 
     async def _proven(self) -> Self:
         if not self._proved:
-            await self._prove(again=False)
+            await self._prove()
         return self
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -166,7 +176,7 @@ class AsyncPostgresGuard(_Proof):
     ) -> None:
         if self._is_needed_again(error):
             try:
-                await self._prove(again=True)
+                await self._prove(AGAIN)
             except PgleaseError as refused:
                 _tell(refused, error)
 

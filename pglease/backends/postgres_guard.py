@@ -9,8 +9,8 @@ the server is made to compute something that it cannot, and which error it raise
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pglease.backends.base import Fence, ParamStyle
 from pglease.backends.paramstyles import written
@@ -63,37 +63,52 @@ _SYSTEM = "(SELECT system_identifier FROM pg_catalog.pg_control_system())"
 # release may have replaced: there it must be the last one. The mark is local: a rollback to a savepoint older than the
 # guard takes both away, the lock and the mark.
 #
-# No such row that could be locked at once is neither a proof nor a refusal (the answer is NULL, and there is no mark):
-# the same is asked once more, patiently. Nobody else pays for the lock timeout.
+# What is locked stands in FROM and not in an expression, in which the server would look for tables to lock each time.
+# No such row that could be locked at once is neither a proof nor a refusal (there is no answer, and no mark): the same
+# is asked once more, patiently. Nobody else pays for the lock timeout.
 _GUARD = """
+SELECT 1 {per} CASE WHEN
+    CASE WHEN {usual} THEN {bound} ELSE {closer} AND {last} END
+    AND l.lease_id {eq} %(lease_id)s::pg_catalog.text::pg_catalog.uuid
+    AND l.expires_at {gt} pg_catalog.clock_timestamp() AND {marking}
+  THEN 1 ELSE 0 END
+FROM (
+  SELECT l.lease_id, l.expires_at, l.ctid FROM {leases} l
+  WHERE l.task_name {eq} %(name)s::pg_catalog.text
+    AND l.fencing_token {eq} %(token)s::pg_catalog.text::pg_catalog.int8
+  FOR KEY SHARE SKIP LOCKED
+) AS l
+"""
+
+# The patient way, also of those who ask again: it waits for whoever has the row locked, and says no where there is no
+# such row. With a short lock timeout, for this statement alone, unless the caller's own is shorter still; so the row is
+# locked after that was set, and where nothing else is wrong.
+_PATIENT_GUARD = """
 SELECT 1 {per} CASE {unless_marked} WHEN
-    CASE WHEN pg_catalog.pg_relation_filepath('{leases}'::pg_catalog.regclass) {eq} '{path}'
-         AND pg_catalog.pg_postmaster_start_time() {eq} '{started}'::pg_catalog.timestamptz
-         AND pg_catalog.current_setting('transaction_isolation') {eq} 'read committed' {unbounded}
-    THEN {bound} ELSE pg_catalog.ts_rewrite('a'::pg_catalog.tsquery, '{closer}') IS NOT NULL END {hurry}
-  THEN CASE (
+    CASE WHEN {usual} THEN {bound} ELSE {closer} END {hurry}
+  THEN CASE WHEN (
       SELECT CASE WHEN l.lease_id {eq} %(lease_id)s::pg_catalog.text::pg_catalog.uuid AND {last}
-             THEN l.expires_at ELSE '-infinity' END
+             THEN l.expires_at END
       FROM {leases} l
       WHERE l.task_name {eq} %(name)s::pg_catalog.text
         AND l.fencing_token {eq} %(token)s::pg_catalog.text::pg_catalog.int8
-      FOR KEY SHARE {unless_locked}
-    ) {gt} pg_catalog.clock_timestamp()
-    WHEN true THEN CASE WHEN
-      pg_catalog.set_config('pglease.guard', %(lease_id)s::pg_catalog.text, true) IS NOT NULL {calm} THEN 1 END
-    {refused} END
-  ELSE 0 END {own}
+      FOR KEY SHARE
+    ) {gt} pg_catalog.clock_timestamp() AND {marking}
+      AND pg_catalog.set_config('lock_timeout', own, true) IS NOT NULL
+    THEN 1 ELSE 0 END
+  ELSE 0 END
+FROM pg_catalog.current_setting('lock_timeout') AS own
 """
 
+_USUAL = """pg_catalog.pg_relation_filepath('{leases}'::pg_catalog.regclass) {eq} '{path}'
+         AND pg_catalog.pg_postmaster_start_time() {eq} '{started}'::pg_catalog.timestamptz
+         AND pg_catalog.current_setting('transaction_isolation') {eq} 'read committed' {unbounded}"""
 _MARKED = "coalesce(pg_catalog.current_setting('pglease.guard', true), '') {eq} %(lease_id)s::pg_catalog.text"
+_MARKING = "pg_catalog.set_config('pglease.guard', %(lease_id)s::pg_catalog.text, true) IS NOT NULL"
 _LAST = """CASE WHEN pg_catalog.current_setting('transaction_isolation') {eq} 'read committed' THEN true
                   ELSE pg_catalog.currtid2('{leases}', {place}) {eq} {place} END"""
-
-# The patient way: a short lock timeout, for this statement alone, unless the caller's own is shorter still.
-_OWN = "FROM pg_catalog.current_setting('lock_timeout') AS own"
 _HURRY = """AND CASE WHEN own::pg_catalog.interval {eq} '0' OR own::pg_catalog.interval {gt} '{patience}'
         THEN pg_catalog.set_config('lock_timeout', '{patience}', true) ELSE own END IS NOT NULL"""
-_CALM = "AND pg_catalog.set_config('lock_timeout', own, true) IS NOT NULL"
 
 # Looks closer: at another server or database, behind a snapshot from before the guard, and where the caller has bounds
 # of his own, which are only ever lowered; those that an earlier guard of the same transaction has set are known for
@@ -168,48 +183,72 @@ def find(link: Link, names: TableNames) -> Place:
     return Place(names.leases, path, database, started, has_transaction_timeout, relations, system)
 
 
-def guard(place: Place, idle: float, *, again: bool = False, patient: bool = False) -> str:
+def guard(place: Place, idle: float) -> str:
     """Return the guarding statement, with the parameters `name`, `token` and `lease_id`.
 
-    Its answer is 1, or NULL where no such row could be locked at once; a patient one waits, and refuses.
+    Its answer is one row, or none where no such row of the leases could be locked at once.
+
+    Args:
+        place: where the leases are.
+        idle: seconds that the guarded transaction may lie idle.
+    """
+    return _written(_GUARD, place, idle)
+
+
+def patient_guard(place: Place, idle: float, *, again: bool = False) -> str:
+    """Return the one that waits for whoever has the row locked, for `PATIENCE` at most. Its answer is one row.
 
     Args:
         place: where the leases are.
         idle: seconds that the guarded transaction may lie idle.
         again: whether it is to pass unasked where the mark of this hold's guard is still in place.
-        patient: whether it is to wait for whoever has the row locked, for `PATIENCE` at most.
     """
+    return _written(
+        _PATIENT_GUARD,
+        place,
+        idle,
+        unless_marked=f"WHEN {_MARKED.format(**_OPERATORS)} THEN 1" if again else "",
+        hurry=_HURRY.format(patience=PATIENCE, **_OPERATORS),
+    )
+
+
+def _written(template: str, place: Place, idle: float, **parts: str) -> str:
     bounds = {"idle_in_transaction_session_timeout": shown(milliseconds(max(idle, SHORTEST_IDLE)))}
     if place.has_transaction_timeout:
         bounds["transaction_timeout"] = LONGEST
-    marked = _MARKED.format(**_OPERATORS)
-    closer = _CLOSER.format(
+    return template.format(
+        leases=place.leases,
+        usual=_USUAL.format(
+            leases=place.leases,
+            path=place.path,
+            started=place.started,
+            unbounded=" ".join(
+                f"AND pg_catalog.current_setting('{name}') {_OPERATORS['eq']} ANY ('{{0,{most}}}'::pg_catalog.text[])"
+                for name, most in bounds.items()
+            ),
+            **_OPERATORS,
+        ),
+        bound=" AND ".join(
+            f"pg_catalog.set_config('{name}', '{most}', true) IS NOT NULL" for name, most in bounds.items()
+        ),
+        closer=_closer(place, bounds),
+        last=_LAST.format(leases=place.leases, place="l.ctid", **_OPERATORS),
+        marking=_MARKING,
+        **parts,
+        **_OPERATORS,
+    )
+
+
+def _closer(place: Place, bounds: Mapping[str, str]) -> str:
+    """Return the condition that looks closer, and sets those bounds where it does not lower any of the caller's."""
+    text = _CLOSER.format(
         here=_here(place),
         ours=place.relations,
         lower=", ".join(_LOWER.format(setting=name, most=most, **_OPERATORS) for name, most in bounds.items()),
         **_OPERATORS,
     )
-    return _GUARD.format(
-        leases=place.leases,
-        path=place.path,
-        started=place.started,
-        unbounded=" ".join(
-            f"AND pg_catalog.current_setting('{name}') {_OPERATORS['eq']} ANY ('{{0,{most}}}'::pg_catalog.text[])"
-            for name, most in bounds.items()
-        ),
-        bound=" AND ".join(
-            f"pg_catalog.set_config('{name}', '{most}', true) IS NOT NULL" for name, most in bounds.items()
-        ),
-        closer=closer.replace("'", "''"),
-        unless_marked=f"WHEN {marked} THEN 1" if again else "",
-        unless_locked="" if patient else "SKIP LOCKED",
-        hurry=_HURRY.format(patience=PATIENCE, **_OPERATORS) if patient else "",
-        calm=_CALM if patient else "",
-        own=_OWN if patient else "",
-        refused="ELSE 0" if patient else "WHEN false THEN 0",
-        last=_LAST.format(leases=place.leases, place="l.ctid", **_OPERATORS),
-        **_OPERATORS,
-    )
+    quoted = text.replace("'", "''")
+    return f"pg_catalog.ts_rewrite('a'::pg_catalog.tsquery, '{quoted}') IS NOT NULL"
 
 
 def shown(milliseconds: int) -> str:
@@ -239,11 +278,6 @@ def fence(place: Place, claim: Claim, style: ParamStyle, start: int) -> Fence:
         "pglease_lease_id": claim.lease_id,
     }
     return Fence(*written(sql, values, style, start))
-
-
-def params(claim: Claim) -> dict[str, Any]:
-    """Return what the guarding statement asks for."""
-    return {"name": claim.name, "token": str(claim.fencing_token), "lease_id": claim.lease_id}
 
 
 def refusal(error: BaseException, claim: Claim) -> FencedError | ConfigurationError | BackendError:

@@ -163,7 +163,7 @@ def test_guards_of_ever_other_ttls_leave_no_more_behind_than_those_of_a_few(leas
     assert isinstance(leases.backend, PostgresBackend)
     whereabouts = leases.backend._whereabouts
 
-    written = {whereabouts.statement(60.0 + number / 8, again=False, patient=False) for number in range(1000)}
+    written = {whereabouts.statement(60.0 + number / 8, "at once") for number in range(1000)}
 
     assert len(written) == 1000
     assert len(whereabouts._statements) <= 256
