@@ -6,6 +6,7 @@ instead.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -47,11 +48,24 @@ def pytest_configure(config: pytest.Config) -> None:
     plain = getattr(config, "workerinput", {}).get("pglease_server")
     server = RunServer(**plain) if plain else life.enter_context(run_server())
     config.stash[SERVER] = server
+    life.callback(server.kept.close)
     _point_libpq_at(server, config)
     _point_pytest_postgresql_at(server, config)
     from tests.support import canary  # not before pytest has loaded it as a plugin
 
     canary.start(config, server.canary)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Look for no garbage among the thousands of tests: not while they are made, and not each time a test looks."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)

@@ -183,14 +183,17 @@ def test_a_table_in_a_schema_of_its_own_is_found_and_kept_apart(dsn: str, client
     assert sql(dsn, 'SELECT task_name FROM "Odd_Schema"."Odd_Table"') == [("job",)]
 
 
-@pytest.fixture
-def primary_and_standby(fresh_postgres: Callable[..., LocalPostgres]) -> Iterator[tuple[str, str]]:
+@pytest.fixture(scope="module")
+def primary_and_standby(canary: str) -> Iterator[tuple[str, str]]:
     """The DSNs of a primary and of its standby."""
-    primary = fresh_postgres()
-    with LocalReplica(primary) as standby:
+    with LocalPostgres(user="app", password=canary) as primary, LocalReplica(primary) as standby:
         yield primary.dsn, standby.dsn
 
 
+beside_a_standby = pytest.mark.xdist_group("primary and standby")
+
+
+@beside_a_standby
 def test_with_the_standby_named_first_the_primary_is_found(primary_and_standby: tuple[str, str]) -> None:
     primary, standby = (psycopg.conninfo.conninfo_to_dict(dsn) for dsn in primary_and_standby)
     both = psycopg.conninfo.make_conninfo(
@@ -204,6 +207,7 @@ def test_with_the_standby_named_first_the_primary_is_found(primary_and_standby: 
         assert leases.release("job")
 
 
+@beside_a_standby
 def test_a_standby_alone_is_named(primary_and_standby: tuple[str, str]) -> None:
     with (
         PGLease(primary_and_standby[1]) as leases,
@@ -213,6 +217,7 @@ def test_a_standby_alone_is_named(primary_and_standby: tuple[str, str]) -> None:
         pytest.fail("nothing can be held there")
 
 
+@beside_a_standby
 def test_a_standby_alone_is_a_mistake_for_the_hybrid_backend(primary_and_standby: tuple[str, str]) -> None:
     with (
         PGLease(f"hybrid+{primary_and_standby[1]}") as leases,

@@ -65,10 +65,12 @@ def test_of_many_processes_one_is_in_and_tokens_rise_for_half_a_minute(path) -> 
 
 def test_many_processes_make_the_file_at_once(path) -> None:
     code = f"""
-import sys, threading
+import sys
 from pglease import PGLease
 sys.stdin.readline()
-print(PGLease("sqlite:///{path}").try_acquire("job", ttl=60))
+leases = PGLease("sqlite:///{path}")
+print(leases.try_acquire("job", ttl=60), flush=True)
+sys.stdin.read()  # who got it gives it back when it ends: not before all have asked
 """
     running = [
         subprocess.Popen(
@@ -83,9 +85,10 @@ print(PGLease("sqlite:///{path}").try_acquire("job", ttl=60))
     for process in running:
         process.stdin.write("\n")
         process.stdin.flush()
-    answers = [process.communicate(timeout=60) for process in running]
+    answers = [process.stdout.readline() for process in running]
 
-    assert sorted(answers) == [("False\n", "")] * 11 + [("True\n", "")]
+    assert [process.communicate(timeout=60) for process in running] == [("", "")] * 12
+    assert sorted(answers) == ["False\n"] * 11 + ["True\n"]
 
 
 # -- stopped and killed ------------------------------------------------------------------------------------------------

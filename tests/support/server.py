@@ -8,9 +8,9 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -34,6 +34,43 @@ def new_canary() -> str:
     return f"canary-s3cr3t-{secrets.token_hex(8)}"
 
 
+class Kept:
+    """One connection of a superuser's for many statements: the server starts a process for each connection.
+
+    Args:
+        connect: makes it, when it is first used, and again when something has cost it its life.
+    """
+
+    def __init__(self, connect: Callable[[], psycopg.Connection]) -> None:
+        self._connect = connect
+        self._connection: psycopg.Connection | None = None
+
+    def execute(self, statement: sql.Composed) -> None:
+        """Run a statement that may be run twice."""
+        connection = self._there()
+        try:
+            connection.execute(statement)
+        except psycopg.OperationalError:
+            if not connection.closed:
+                raise
+            self._there().execute(statement)
+
+    @property
+    def server_version(self) -> int:
+        """As libpq numbers it: 150004."""
+        return self._there().info.server_version
+
+    def _there(self) -> psycopg.Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = self._connect()
+        return self._connection
+
+    def close(self) -> None:
+        """End it."""
+        if self._connection is not None:
+            self._connection.close()
+
+
 @dataclass(frozen=True)
 class RunServer:
     """Where the run's server is and who may log in. Plain values only: it travels to the workers.
@@ -46,6 +83,7 @@ class RunServer:
         user: the role in every test's DSN.
         canary: the password of that role.
         log_path: the server's log, or None when the server is not ours.
+        kept: this process's own connection to it.
     """
 
     host: str
@@ -55,10 +93,14 @@ class RunServer:
     user: str
     canary: str = field(repr=False)
     log_path: str | None
+    kept: Kept = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kept", Kept(self.connect))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
+        """Return what another process has to know."""
+        return {known.name: getattr(self, known.name) for known in fields(self) if known.init}
 
     def dsn(self, dbname: str) -> str:
         """Return a test's DSN: the canary is in it."""
@@ -86,20 +128,15 @@ class RunServer:
     def database(self) -> Iterator[str]:
         """Make an empty database that belongs to the tests' role; drop it afterwards, whoever is still connected."""
         name = f"pglease_test_{secrets.token_hex(6)}"
-        with self.connect() as admin:
-            # template0: nobody can be connected to it, so two workers never get in each other's way. Copying its files
-            # costs a third of writing them to the WAL; until 14 there was no other way.
-            copied = sql.SQL("STRATEGY file_copy" if admin.info.server_version >= 150000 else "")
-            admin.execute(
-                sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE template0 {}").format(
-                    sql.Identifier(name), sql.Identifier(self.user), copied
-                )
-            )
+        # template0: nobody can be connected to it, so two workers never get in each other's way. Copying its files
+        # costs a third of writing them to the WAL; until 14 there was no other way.
+        copied = sql.SQL("STRATEGY file_copy" if self.kept.server_version >= 150000 else "")
+        create = sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE template0 {}")
+        self.kept.execute(create.format(sql.Identifier(name), sql.Identifier(self.user), copied))
         try:
             yield name
         finally:
-            with self.connect() as admin:
-                admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+            self.kept.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 @contextmanager
