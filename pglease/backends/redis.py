@@ -435,8 +435,7 @@ class RedisBackend(FencesNothing, TakesNoGroups, RemembersNothing):
 
     def _at(self, node: Node, talk: Callable[[Link], T], budget: Budget, *, reserved: bool = False) -> T:
         try:
-            with self.connections.lend(node, budget, reserved=reserved) as link:
-                answer = talk(link)
+            answer = self.connections.converse(node, talk, budget, reserved=reserved)
         except Elsewhere as elsewhere:
             if not elsewhere.asking:
                 self._routes.follow(elsewhere, node)
@@ -502,8 +501,10 @@ class RedisBackend(FencesNothing, TakesNoGroups, RemembersNothing):
         for place, node in enumerate(nodes):
             share = Budget.of(budget.left() / (len(nodes) - place + 1), clock.now)  # one for whatever it is read for
             try:
-                with self.connections.lend(node, share, reserved=reserved) as link:
-                    self._routes.learn(link.call("CLUSTER", "SLOTS"), node)
+                slots = self.connections.converse(
+                    node, lambda link: link.call("CLUSTER", "SLOTS"), share, reserved=reserved
+                )
+                self._routes.learn(slots, node)
                 return
             except BackendError as error:
                 self._routes.doubt(node)

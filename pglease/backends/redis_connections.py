@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -21,6 +21,8 @@ from pglease.backends.redis_errors import Node, OutOfTime, is_answered, translat
 from pglease.backends.redis_lua import Script
 from pglease.backends.redis_reader import Reader
 from pglease.errors import BackendClosed, BackendError, BackendUnavailable
+
+T = TypeVar("T")
 
 _NAME = "pglease"
 
@@ -104,14 +106,16 @@ def _raised(answer: Any) -> Any:
     return answer
 
 
-def _packed(command: Sequence[Any], head: bytes = b"", words: int = 0) -> bytes:
+def _packed(command: Sequence[Any], head: str = "", words: int = 0) -> bytes:
     """Write a command as the server reads it, after a head of so many words that are written already.
 
     redis-py's own way takes ten times as long: it serves far more types.
     """
-    rest = [word if isinstance(word, bytes) else str(word).encode() for word in command]
-    written = [b"$%d\r\n%b\r\n" % (len(word), word) for word in rest]
-    return b"*%d\r\n%b%b" % (words + len(rest), head, b"".join(written))
+    rest = [word.decode() if isinstance(word, bytes) else str(word) for word in command]
+    written = "".join([f"${len(word)}\r\n{word}\r\n" for word in rest])
+    if not written.isascii():  # then a word has more bytes than characters
+        written = "".join([f"${len(word.encode())}\r\n{word}\r\n" for word in rest])
+    return f"*{words + len(rest)}\r\n{head}{written}".encode()
 
 
 class _Attempt:
@@ -193,16 +197,24 @@ class Connections:
         self._reserve.put(None)
         self._idle: dict[Node, list[Link]] = {}
 
-    def lend(self, node: Node, budget: Budget, *, reserved: bool = False) -> _Loan:
-        """Lend one connection to `node` for one conversation that ends within the budget.
+    def converse(self, node: Node, talk: Callable[[Link], T], budget: Budget, *, reserved: bool = False) -> T:
+        """Hold one conversation with `node` that ends within the budget; return what it came to.
 
-        `reserved` may also take the place that is kept for renewals. Inside, `budget.sending()` has been called; an
-        error of redis-py's comes out as ours.
+        `reserved` may also take the place that is kept for renewals. When it begins, `budget.sending()` has been
+        called; an error of redis-py's comes out as ours.
         """
-        return _Loan(self, node, budget, reserved=reserved)
+        link, places = self._take(node, budget, reserved=reserved)
+        try:
+            answer = talk(link)
+        except BaseException as error:
+            ours = self._put_back(link, places, error)
+            if ours is not None:
+                raise ours from None
+            raise
+        self._put_back(link, places, None)
+        return answer
 
-    def take(self, node: Node, budget: Budget, *, reserved: bool) -> tuple[Link, queue.SimpleQueue[None]]:
-        """Take a place and a connection; the first half of a loan."""
+    def _take(self, node: Node, budget: Budget, *, reserved: bool) -> tuple[Link, queue.SimpleQueue[None]]:
         places = self._take_place(budget, reserved=reserved)
         link = None
         try:
@@ -217,8 +229,10 @@ class Connections:
             raise
         return link, places
 
-    def put_back(self, link: Link, places: queue.SimpleQueue[None], error: BaseException | None) -> BackendError | None:
-        """Put it back; the second half of a loan. Returns our error for one of redis-py's."""
+    def _put_back(
+        self, link: Link, places: queue.SimpleQueue[None], error: BaseException | None
+    ) -> BackendError | None:
+        """Let others use it; return our error for one of redis-py's."""
         usable = False
         try:
             link.cutoff.disarm()
@@ -303,24 +317,3 @@ class Connections:
         """Close what is idle; conversations under way end by their own budgets."""
         self._closed = True
         self.drop_idle()
-
-
-class _Loan:
-    """One connection for one conversation."""
-
-    __slots__ = ("_budget", "_connections", "_link", "_node", "_places", "_reserved")
-
-    def __init__(self, connections: Connections, node: Node, budget: Budget, *, reserved: bool) -> None:
-        self._connections = connections
-        self._node = node
-        self._budget = budget
-        self._reserved = reserved
-
-    def __enter__(self) -> Link:
-        self._link, self._places = self._connections.take(self._node, self._budget, reserved=self._reserved)
-        return self._link
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        ours = self._connections.put_back(self._link, self._places, error)
-        if ours is not None:
-            raise ours from None

@@ -160,14 +160,14 @@ class Script:
     keys: int = 1
     text: str = field(init=False)
     sha: str = field(init=False)
-    head: bytes = field(init=False)
+    head: str = field(init=False)
 
     def __post_init__(self) -> None:
         text = _PRELUDE + (_MORE_KEYS if self.keys > 1 else "") + self.body
         object.__setattr__(self, "text", text)
         sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
         object.__setattr__(self, "sha", sha)
-        object.__setattr__(self, "head", f"$7\r\nEVALSHA\r\n$40\r\n{sha}\r\n$1\r\n{self.keys}\r\n".encode())
+        object.__setattr__(self, "head", f"$7\r\nEVALSHA\r\n$40\r\n{sha}\r\n$1\r\n{self.keys}\r\n")
 
 
 # ARGV: name, lease_id, owner_id, ttl, metadata, ticket_id, channel. Where somebody queues for a free name, a plain try

@@ -359,11 +359,13 @@ def test_when_all_connections_are_in_use_renewals_have_one_more(valkey, worker):
     hold = alice.hold("job")
     pool, home = alice.backend.connections, alice.backend._routes.home
 
-    with pool.lend(home, budget()), pool.lend(home, budget()):
-        watch = Stopwatch()
+    def ask_and_renew(_):
         with pytest.raises(BackendUnavailable, match="all 2 of the pool are in use"):
             alice.ask("job", within=0.2)
         hold.renewed()
+
+    watch = Stopwatch()
+    pool.converse(home, lambda _: pool.converse(home, ask_and_renew, budget()), budget())
 
     assert watch.seconds < 9
     alice.is_refused("job")
@@ -374,8 +376,11 @@ def test_a_conversation_that_is_interrupted_takes_its_connection_along(valkey, w
     alice.hold("job")
     pool, home = alice.backend.connections, alice.backend._routes.home
 
-    with pytest.raises(KeyboardInterrupt), pool.lend(home, budget()):
+    def interrupted(_):
         raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pool.converse(home, interrupted, budget())
 
     assert not pool._idle[home]
     alice.is_refused("job")
