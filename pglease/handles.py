@@ -208,12 +208,15 @@ class Hold:
     def confirm(self, term: Term) -> bool:
         """Believe a renewal; False when it came too late, for what was over once stays over.
 
-        One that was asked for by a longer ttl than the present one counts by the present one.
+        One that was asked for by a longer ttl than the present one counts by the present one. None takes away from what
+        is believed already: belief shrinks before a shorter ttl is asked for, and not when an older question is
+        answered.
         """
         with self._lock:
             if self.over or clock.now() >= self.due:
                 return False
-            self.term = term.until(term.sent_at + self.ttl - self.margin)
+            until = min(term.trusted_until, term.sent_at + self.ttl - self.margin)
+            self.term = term._replace(trusted_until=max(until, self.term.trusted_until))
             self.trouble = None
             return True
 

@@ -68,6 +68,21 @@ class Stuttering(MemoryBackend):
         return super().renew(renewals, budget)
 
 
+class Hesitant(MemoryBackend):
+    """A store that answers the renewer's thread only when it may, each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may_answer = threading.Event(), threading.Semaphore(0)
+
+    def renew(self, renewals, budget):
+        budget.sending()
+        if threading.current_thread() is not threading.main_thread():
+            self.asked.set()
+            self.may_answer.acquire(timeout=SOON)
+        return [self._renew(renewal, self._store.now()) for renewal in renewals]
+
+
 class Diary:
     """An observer that remembers."""
 
@@ -165,6 +180,21 @@ def test_a_renewal_that_the_backend_asked_for_twice_may_be_heard_late_too():
         lease.renew(600)
 
         assert lease.remaining() < 60
+
+
+def test_an_answer_to_an_older_question_takes_nothing_from_what_is_believed():
+    store, diary = Hesitant(), Diary()
+    with PGLease(store, heartbeat_interval=0.1, observers=[diary]) as leases:
+        lease = leases.wait_for_lease("job", ttl=60)
+        assert store.asked.wait(SOON)
+        lease.renew()
+        believed = lease._hold.due
+
+        store.may_answer.release()
+
+        wait_until(lambda: diary.kinds().count("renewed") == 2, SOON)
+        assert lease._hold.due == believed
+        store.may_answer.release(1000)
 
 
 def test_a_callback_must_be_a_plain_function():

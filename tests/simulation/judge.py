@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pglease import options
 from pglease.handles import Hold
@@ -19,11 +19,15 @@ from tests.simulation.store import Call, Link, Server
 if TYPE_CHECKING:
     from pglease.heartbeat import HeartbeatManager
 
+T = TypeVar("T")
+
 WATCHDOG = 0.05
 """Seconds after its deadline by which a loss is told, however bad the network is."""
 
 LONGEST_BOX = 5.0
 """Seconds that renewals may take which were begun before a hold was there to be considered."""
+TOO_LATE = 0.5
+"""Seconds that are left of a hold when it begins, or it was asked for too long before to be renewed in time."""
 GIVEN_BACK = 1.0
 """Seconds after which, over a good network, nothing is left of an acquisition that came to nothing."""
 WITHOUT_AN_ANSWER = 4.0
@@ -168,19 +172,25 @@ class Judge:
         process, hold = belief.process, belief.hold
         if process.dead:
             return False
-        running, self.kernel.running, self.kernel.acting = self.kernel.running, None, process
-        try:
-            held = hold.held()
-        finally:
-            self.kernel.running, self.kernel.acting = running, None
+        held = self.ask(process, hold.held)
         if held and belief.over:
             self.wrong("S2", f"{process.name} holds {hold.name} again after it was over")
         belief.over = belief.over or not held
-        if (hold.name, hold.claim.fencing_token) in self._forced or process.moment(
-            hold.term.sent_at
-        ) <= self.failed_over_at:
-            return False  # an operator ended it, or a failover lost it: it goes on until it is told, or its deadline
-        return held
+        return held and not self.promises_nothing(belief)
+
+    def ask(self, process: Process, question: Callable[[], T]) -> T:
+        """Ask the real code something by the clock of that process."""
+        running, self.kernel.running, self.kernel.acting = self.kernel.running, None, process
+        try:
+            return question()
+        finally:
+            self.kernel.running, self.kernel.acting = running, None
+
+    def promises_nothing(self, belief: Belief) -> bool:
+        """Tell whether an operator ended a hold or a failover lost it: it goes on until it is told, or its deadline."""
+        hold = belief.hold
+        forced = (hold.name, hold.claim.fencing_token) in self._forced
+        return forced or belief.process.moment(hold.term.sent_at) <= self.failed_over_at
 
     def belief(self, hold: Hold) -> Belief:
         """Return how a hold is followed."""
@@ -295,7 +305,7 @@ class Judge:
         hold, process = belief.hold, belief.process
         if not hold.wanted.heartbeat:
             return
-        if self.calm:
+        if self.calm and process.moment(hold.deadline) - belief.began > TOO_LATE:
             self.wrong("needless", f"{hold.name} was lost though nothing was wrong")
         since = max(belief.began, process.moment(hold.term.sent_at))
         tries = belief.link.attempts[hold.lease_id] - belief.attempts_before

@@ -203,7 +203,7 @@ class Thread:
         self.name, self.daemon = name, daemon
         self.number = next(self.kernel.numbers)
         self.turn = 0
-        self.ended = False
+        self._ended = False
         self._target, self._args = target, args
         self._joining: list[Thread] = []
         self.greenlet: Any = None
@@ -223,19 +223,19 @@ class Thread:
         except BaseException:
             self.kernel.failures.append(f"the thread {self.name!r} died\n{traceback.format_exc()}")
         finally:
-            self.ended = True
+            self._ended = True
             del self._target, self._args
             for thread in self._joining:
                 self.kernel.wake(thread)
 
     def join(self, timeout: float | None = None) -> None:
-        if not self.ended and self.kernel.running is not None:
+        if not self._ended and self.kernel.running is not None:
             self._joining.append(self.kernel.running)
             if not self.kernel.block(timeout):
                 self._joining.remove(self.kernel.running)
 
     def is_alive(self) -> bool:
-        return self.greenlet is not None and not self.ended
+        return self.greenlet is not None and not self._ended
 
 
 class RLock:
@@ -327,6 +327,15 @@ class Condition:
             self._lock.take_back(count)
         return woken
 
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        until = FOREVER if timeout is None else _kernel.clock() + timeout
+        while not (found := predicate()):
+            left = until - _kernel.clock() if until < FOREVER else FOREVER
+            if left <= 0:
+                break
+            self.wait(left)
+        return found
+
     def notify(self, n: int = 1) -> None:
         for thread in self._waiting[:n]:
             _kernel.wake(thread)
@@ -334,6 +343,26 @@ class Condition:
 
     def notify_all(self) -> None:
         self.notify(len(self._waiting))
+
+
+class Event:
+    """Stands in for `threading.Event`."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._set = False
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        with self._changed:
+            self._set = True
+            self._changed.notify_all()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(self.is_set, timeout)
 
 
 class SimpleQueue:
@@ -373,11 +402,16 @@ class SimpleQueue:
 class Threading:
     """Stands in for the module `threading`, as far as the code under test uses it."""
 
-    Thread, RLock, Lock, Condition = Thread, RLock, RLock, Condition
+    Thread, RLock, Lock, Condition, Event = Thread, RLock, RLock, Condition, Event
+    TIMEOUT_MAX = FOREVER
 
     @staticmethod
     def current_thread() -> Thread | None:
         return _kernel.running
+
+    @staticmethod
+    def get_ident() -> int:
+        return number()
 
 
 class Queue:
@@ -405,9 +439,9 @@ class WeakSet(weakref.WeakKeyDictionary[Any, None]):
 
 
 class Weakref:
-    """Stands in for the module `weakref` where only a set of it is used."""
+    """Stands in for the module `weakref` where sets are all of it that keeps an order."""
 
-    WeakSet = WeakSet
+    WeakSet, finalize = WeakSet, weakref.finalize
 
 
 class Random:

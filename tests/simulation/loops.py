@@ -21,6 +21,7 @@ from pglease.primitives.aio import AsyncLeaseGroup, AsyncReadWriteLock, AsyncSem
 from pglease.primitives.read_write import ReadWriteLock
 from pglease.primitives.semaphore import Semaphore
 from tests.simulation import kernel as virtual
+from tests.simulation.elections import ROLE
 from tests.simulation.shares import LOCK, LONGEST_TALK, SEMAPHORE
 
 if TYPE_CHECKING:
@@ -159,10 +160,11 @@ class Tasks:
 
         Where requests are doubled, the copy of one that was refused may be granted later: that lapses.
         """
-        if self.world.plan.workers > 1 or self.world.server.weather.doubled:
+        plan = self.world.plan
+        if plan.workers > 1 or plan.rushes or self.world.server.weather.doubled:
             return
         for name, (lease_id, asked_at) in self.member.link.asked.items():
-            if asked_at >= since:
+            if asked_at >= since and not name.startswith(ROLE):
                 self.world.judge.given_back(self.member, self.member.link, name, lease_id)
 
     def choose(self, random: Any) -> Callable[[str, float], Awaitable[None]]:

@@ -6,6 +6,7 @@ others.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 from pglease import clock, options
 from pglease.backends import memory
 from pglease.backends.base import Budget
-from pglease.errors import BackendUnavailable
+from pglease.errors import BackendUnavailable, PgleaseError
 from pglease.giveback import GiveBack
 from pglease.handles import HeldLease, Hold
 from pglease.heartbeat import RELEASE_BOX, HeartbeatManager
+from pglease.primitives import election
 from pglease.primitives.many import GroupContext
 from pglease.primitives.read_write import ReadWriteLock
 from pglease.primitives.semaphore import Semaphore
@@ -222,6 +224,11 @@ def _(stage: Stage) -> None:
     stage.patch(HeartbeatManager, "_plan", as_if_new)
 
 
+@mutant("longer-at-once", "a renewal that was given up is forgotten, though it may yet cut a longer one short")
+def _(stage: Stage) -> None:
+    stage.patch(Hold, "doubt", lambda _hold, _ttl: None)
+
+
 @mutant("cancelled-keeps", "what a cancelled task was being granted is not given back")
 def _(stage: Stage) -> None:
     stage.patch(GiveBack, "add_when_known", lambda _give_back, _call, _name, _lease_id: None)
@@ -246,6 +253,11 @@ def _(stage: Stage) -> None:
     stage.patch(Semaphore, "_try_once", by_number)
 
 
+@mutant("slots-counted-once", "whoever took a slot beside one beyond the limit does not count once more")
+def _(stage: Stage) -> None:
+    stage.patch(Semaphore, "_has_room", lambda _semaphore, _slot, _limit: _says(True))
+
+
 @mutant("reader-looks-once", "a reader does not look for a writer again once its flag is up")
 def _(stage: Stage) -> None:
     stage.patch(ReadWriteLock, "_writer_beside", lambda _lock, _reading: _says(None))
@@ -254,6 +266,31 @@ def _(stage: Stage) -> None:
 @mutant("writer-does-not-look", "a writer does not wait for those who read already")
 def _(stage: Stage) -> None:
     stage.patch(ReadWriteLock, "_wait_for_readers", lambda _lock, _writing, _deadline: _says(None))
+
+
+@mutant("resigns-first", "a leader gives the role back when it is told to step down, and its work ends later")
+def _(stage: Stage) -> None:
+    leave = election.Term.leave
+
+    def at_once(term: election.Term) -> None:
+        leave(term)
+        with contextlib.suppress(PgleaseError):
+            term.lease.release()
+
+    stage.patch(election.Term, "leave", at_once)
+
+
+@mutant("leads-until-told", "a candidate says that it leads until it was told otherwise, whatever the time")
+def _(stage: Stage) -> None:
+    stage.patch(election.Term, "leads", property(lambda term: not (term.leaving or term.lease._hold.over)))
+
+
+@mutant("works-on", "a leader's work is not told of a loss")
+def _(stage: Stage) -> None:
+    def in_silence(hold: Hold, loss: Loss) -> None:
+        hold.loss = loss
+
+    stage.patch(Hold, "_note", in_silence)
 
 
 def _says(answer: Any) -> Talk[Any]:

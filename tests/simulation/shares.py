@@ -14,7 +14,7 @@ from pglease.errors import PgleaseError
 from pglease.handles import HeldLease, Hold
 from pglease.primitives.many import LeaseGroup
 from pglease.primitives.read_write import ReadWriteLock
-from pglease.primitives.semaphore import Semaphore
+from pglease.primitives.semaphore import SLOT, Semaphore
 from tests.simulation import kernel as virtual
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import Member
 
 SEMAPHORE, LOCK = "slots", "book"
+SLOTS = SEMAPHORE + SLOT
 WAYS = ("group", "slot", "read", "write")
 """What a seed may have its workers do."""
 LONGEST_TALK = 80.0

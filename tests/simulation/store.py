@@ -215,6 +215,7 @@ class Link(FencesNothing):
         self.traits = server.traits
         self.cut_out_until = self.cut_in_until = 0.0
         self.refused = False
+        self.straggles = 0.0
         self.attempts: Counter[str] = Counter()
         self.asked: dict[str, tuple[str, float]] = {}
         self.ears: list[Ear] = []
@@ -306,7 +307,7 @@ class Link(FencesNothing):
         generation = self.server.generation
         for _ in range(2 if kernel.random.random() < self.server.weather.doubled else 1):
             if not self._loses(self.cut_out_until):
-                kernel.after(self._delay(), lambda: self.server.arrive(call, generation, self._reply))
+                kernel.after(self._way_of(call), lambda: self.server.arrive(call, generation, self._reply))
         kernel.block(seconds)
         call.thread = None
         return call.answer is not None
@@ -326,6 +327,13 @@ class Link(FencesNothing):
 
     def _loses(self, cut_until: float) -> bool:
         return self.kernel.now < cut_until or self.kernel.random.random() < self.server.weather.lost
+
+    def _way_of(self, call: Call) -> float:
+        """Return how long a request takes to the server; a straggler comes after what is asked for in its place."""
+        if call.verb == "renew" and self.straggles:
+            late, self.straggles = self.straggles, 0.0
+            return late
+        return self._delay()
 
     def _delay(self) -> float:
         weather, chance = self.server.weather, self.kernel.random.random

@@ -29,19 +29,21 @@ from pglease import (
     taking,
     waiting,
     watchdog,
+    watching,
 )
 from pglease.client import PGLease
-from pglease.errors import LeaseLostError, PgleaseError
+from pglease.errors import BackendUnavailable, LeaseLostError, PgleaseError
 from pglease.handles import HeldLease, Hold
 from pglease.heartbeat import HeartbeatManager
-from pglease.primitives import read_write, semaphore, talk
+from pglease.primitives import election, herald, read_write, semaphore, talk
 from pglease.records import Handover, Loss
 from pglease.watchdog import Watchdog
 from tests.simulation import kernel as virtual
+from tests.simulation.elections import Candidate, Elections, Mishap
 from tests.simulation.judge import Judge
 from tests.simulation.kernel import Kernel, Process, Thread
 from tests.simulation.loops import Tasks
-from tests.simulation.shares import WAYS, Sharer, Shares
+from tests.simulation.shares import SLOTS, WAYS, Sharer, Shares
 from tests.simulation.store import Link, Server, Weather
 
 FAULTS = (
@@ -60,9 +62,14 @@ FAULTS = (
     "steps",
     "rates",
     "cancels",
+    "stragglers",
 )
 """What a seed may turn on."""
-OFTEN = {"cleanups": 3.0, "cancels": 10.0}
+CHOSEN = (
+    "cuts", "pauses", "crashes", "freezes", "failovers", "cleanups", "forces", "steps", "cancels", "stragglers",
+)  # fmt: skip
+"""Those that come at a moment of their own."""
+OFTEN = {"cleanups": 3.0, "cancels": 10.0, "stragglers": 5.0}
 """How many times as often as the others some of them come."""
 SHARED = (("group",), ("slot",), ("slot",), ("read", "write"), ("read", "write"), WAYS)
 """What workers of one seed may do with what is made of several leases."""
@@ -86,6 +93,8 @@ class Plan:
     loops: bool = False
     shares: tuple[str, ...] = ()
     groups: bool = False
+    elections: bool = False
+    rushes: bool = False
     weather: Weather = field(default_factory=Weather)
     rates: float = 0.0
     intensity: float = 3.0
@@ -98,8 +107,19 @@ class Plan:
     def calm(self) -> bool:
         """Whether nothing is turned on that can cost a lease."""
         return not self.faults & {
-            "delays", "losses", "cuts", "pauses", "freezes", "failovers", "forces", "locks", "stalls", "crashes"
+            "delays", "losses", "cuts", "pauses", "freezes", "failovers", "forces", "locks", "stalls", "crashes",
+            "stragglers",
         }  # fmt: skip
+
+    @property
+    def stretches(self) -> tuple[float, ...]:
+        """By how many times its ttl a lease may be renewed: by much, where renewals are late."""
+        return (0.5, 2.0, 6.0) if "stragglers" in self.faults else (0.5, 2.0)
+
+    @property
+    def longest_ttl(self) -> float:
+        """The longest that anybody asks for."""
+        return max(self.ttls) * max(self.stretches)
 
 
 def plan(random: Any) -> Plan:
@@ -133,6 +153,8 @@ def plan(random: Any) -> Plan:
         loops=loops,
         shares=shares,
         groups=bool(shares) and random.random() < 0.5,
+        elections=random.random() < 0.15,
+        rushes="slot" in shares and random.random() < 0.7,
     )
 
 
@@ -159,6 +181,9 @@ class Member(Process):
     def begin(self, workers: int, *, in_a_loop: bool) -> None:
         """Start its workers: threads, or tasks of one."""
         self.busy = workers
+        if self.world.plan.elections and self.world.kernel.random.random() < 0.8:
+            self.busy += 1
+            Thread(Candidate(self).run, name="candidate", process=self).start()
         if in_a_loop:
             self.tasks = Tasks(self)
             Thread(self.tasks.run, name="loop", process=self).start()
@@ -169,7 +194,7 @@ class Member(Process):
     # -- what a worker does --------------------------------------------------------------------------------------------
 
     def work(self) -> None:
-        """Take leases and leave them until the time is over; the last one closes the client."""
+        """Take leases and leave them until the time is over."""
         world, random = self.world, self.world.kernel.random
         while world.kernel.now < world.until:
             name, ttl = random.choice(world.plan.names), random.choice(world.plan.ttls)
@@ -181,9 +206,13 @@ class Member(Process):
                 world.judge.counts[f"refused: {type(error).__name__}"] += 1
                 self.came_to_nothing(name)
             world.kernel.rest(random.expovariate(2.0 / ttl))
+        self.leave()
+
+    def leave(self) -> None:
+        """Have one worker less; the last one closes the client."""
         self.busy -= 1
         if not self.busy:
-            began = world.kernel.now
+            began = self.world.kernel.now
             self.client.close()
             self.in_time("close", began, 6.0)
 
@@ -252,6 +281,11 @@ class Member(Process):
             self.world.kernel.rest(self.world.kernel.random.random() * ttl)
         del lease, context
 
+    def come(self) -> None:
+        """Ask for a slot beside whatever the workers do."""
+        with contextlib.suppress(PgleaseError):
+            self.sharer.slot("", self.world.kernel.random.choice(self.world.plan.ttls))
+
     def options(self, ttl: float) -> dict[str, Any]:
         """Return options for one acquisition."""
         random = self.world.kernel.random
@@ -266,18 +300,20 @@ class Member(Process):
 
     def use(self, lease: HeldLease) -> None:
         """Work under a lease, looking at it now and then."""
-        random, kernel = self.world.kernel.random, self.world.kernel
-        ttl = lease._hold.ttl
-        for _ in range(random.choice([1, 2, 4])):
+        random, kernel, plan = self.world.kernel.random, self.world.kernel, self.world.plan
+        ttl, undecided = min(lease._hold.ttl, max(plan.ttls)), "stragglers" in plan.faults
+        for _ in range(random.choice([2, 4, 8] if undecided else [1, 2, 4])):
             kernel.rest(random.random() * ttl)
             self.world.judge.look()
             if not lease.held:
                 return
             chance = random.random()
-            if chance < 0.1:
+            if undecided and random.random() < 0.4:
+                self.reconsider(lease, ttl)
+            elif chance < 0.1:
                 lease.renew()
             elif chance < 0.15:
-                lease.renew(ttl * random.choice([0.5, 2.0]))
+                lease.renew(ttl * random.choice(plan.stretches))
             elif chance < 0.2:
                 lease.ensure(ttl * random.random())
             elif chance < 0.25:
@@ -287,9 +323,18 @@ class Member(Process):
             elif chance < 0.35:
                 self.world.handovers.append(lease.transfer("whoever comes"))
 
+    def reconsider(self, lease: HeldLease, ttl: float) -> None:
+        """Renew by one ttl and then by another, while what asked for the first may be on its way still."""
+        random, stretches = self.world.kernel.random, self.world.plan.stretches
+        if random.random() < 0.5:
+            self.link.straggles = random.random() * ttl
+        with contextlib.suppress(BackendUnavailable):
+            lease.renew(ttl * random.choice(stretches))
+        lease.renew(ttl * random.choice(stretches))
+
     def came_to_nothing(self, name: str) -> None:
         """Have the judge see that nothing is left in the store, unless another worker may be asking for the same."""
-        if self.world.plan.workers == 1:
+        if self.world.plan.workers == 1 and not self.world.plan.rushes:
             self.world.judge.doubted(self, self.link, name)
 
     def in_time(self, what: str, began: float, seconds: float) -> None:
@@ -316,6 +361,7 @@ class World:
         self.server.traits = replace(self.server.traits, groups=self.plan.groups)
         self.judge = Judge(self.kernel, self.server, calm=self.plan.calm)
         self.shares, self.limit = Shares(self.judge), 3
+        self.elections = Elections(self.judge)
         self.until = self.plan.seconds
         self.members: list[Member] = []
         self.handovers: list[Handover] = []
@@ -337,13 +383,14 @@ class World:
         self.plan_faults()
         self.kernel.run(self.until)
         self.mend()
-        longest = max(self.plan.ttls) * 2 + PATIENCE  # the longest ttl that anybody asks for, and one conversation
+        longest = self.plan.longest_ttl + PATIENCE  # and one conversation
         if not self.kernel.run(self.until + 5 * longest + 40.0, self.all_done):
             stuck = [f"{m.name}" for m in self.members if not m.dead and m.busy]
             self.judge.wrong("stuck", f"{', '.join(stuck)} did not come to an end")
         self.kernel.run(self.kernel.now + 1.2 * longest)
         self.everything_is_free()
         self.judge.end(list(self.members))
+        self.elections.end()
 
     def all_done(self) -> bool:
         """Tell whether every worker has ended."""
@@ -369,13 +416,17 @@ class World:
     def plan_faults(self) -> None:
         """Scatter the faults of this seed over its time."""
         random, chosen = self.kernel.random, self.plan.faults
-        for fault in ("cuts", "pauses", "crashes", "freezes", "failovers", "cleanups", "forces", "steps", "cancels"):
+        for fault in CHOSEN:
             if fault in chosen:
                 often = self.plan.intensity * OFTEN.get(fault, 1.0)
                 for _ in range(1 + int(random.expovariate(1.0 / often))):
                     self.kernel.at(random.random() * self.until, self.fault(fault))
         for _ in range(random.choice([1, 4]) if "slot" in self.plan.shares else 0):
             self.kernel.at(random.random() * self.until, self.set_limit)
+        for _ in range(random.choice([4, 10]) if self.plan.rushes else 0):
+            self.kernel.at(random.random() * self.until, self.rush)
+        for _ in range(4 if self.plan.elections and "pauses" in chosen else 0):
+            self.kernel.at(random.random() * self.until, self.pause_leader)
         if self.plan.faults & {"steps"}:
             for member in self.members:
                 self.kernel.at(random.random() * self.until, self.step_wall_clock(member))
@@ -414,9 +465,17 @@ class World:
     def pause(self) -> None:
         """Stop a process for a while, as SIGSTOP does."""
         if (member := self.some_member()) is not None:
-            until = self.kernel.now + self.some_time()
-            member.paused.append((max(self.kernel.now, member.paused_until), until))
-            member.paused_until = max(member.paused_until, until)
+            self.stop(member, self.kernel.now + self.some_time())
+
+    def pause_leader(self) -> None:
+        """Stop whoever leads, for long enough that another may."""
+        for member in self.elections.leaders():
+            self.stop(member, self.kernel.now + (1.0 + self.kernel.random.random()) * max(self.plan.ttls))
+
+    def stop(self, process: Process, until: float) -> None:
+        """Let it stand still."""
+        process.paused.append((max(self.kernel.now, process.paused_until), until))
+        process.paused_until = max(process.paused_until, until)
 
     def crash(self) -> None:
         """Kill a process; another takes its place."""
@@ -428,6 +487,11 @@ class World:
         """Cancel a task of some process's, wherever it is."""
         if (member := self.some_member()) is not None and member.tasks is not None:
             member.tasks.cancel_one()
+
+    def straggler(self) -> None:
+        """Let the next renewal of some process come through late, after what it asks for meanwhile."""
+        if (member := self.some_member()) is not None:
+            member.link.straggles = self.some_time()
 
     def freeze(self) -> None:
         """Stop the server for a while; what arrives meanwhile is applied afterwards."""
@@ -453,7 +517,7 @@ class World:
 
     def force(self) -> None:
         """Have an operator end whatever is held."""
-        known = sorted(self.server.store.rows) if self.plan.shares else self.plan.names
+        known = sorted(self.server.store.rows) if self.plan.shares or self.plan.elections else self.plan.names
         name = self.kernel.random.choice(known) if known else ""
         row, member = self.server.store.rows.get(name), self.some_member()
         if row is not None and member is not None:
@@ -471,6 +535,20 @@ class World:
     def set_limit(self) -> None:
         """Let the semaphore have another limit: whoever holds beyond it ends in its time."""
         self.limit = self.kernel.random.choice([1, 2, 3])
+
+    def rush(self) -> None:
+        """Leave room for one more, for a while, and have somebody of each process ask for a slot at this moment."""
+        now = self.server.store._store.now()
+        held = [name for name, row in self.server.store.rows.items() if name.startswith(SLOTS) and not row.over(now)]
+        self.limit = len(held) + 1
+        for member in self.members:
+            if not member.dead:
+                Thread(member.come, name="comer", process=member).start()
+        self.kernel.after(self.some_time(), self.lift_limit)
+
+    def lift_limit(self) -> None:
+        """Let more have a slot again."""
+        self.limit = 5
 
     def step_wall_clock(self, member: Member) -> Callable[[], None]:
         """Step a process's wall clock, which nothing reads."""
@@ -494,8 +572,8 @@ class World:
 # -- under the real code -----------------------------------------------------------------------------------------------
 
 MODULES = (
-    bell, callers, giveback, handles, heartbeat, listening, notices, read_write, semaphore, taking, talk, waiting,
-    watchdog,
+    bell, callers, election, giveback, handles, heartbeat, herald, listening, notices, read_write, semaphore, taking,
+    talk, waiting, watchdog, watching,
 )  # fmt: skip
 STAND_INS = {"threading": virtual.Threading, "queue": virtual.Queue, "time": virtual.Time, "random": virtual.Random()}
 
@@ -508,7 +586,7 @@ class Alarm(logging.Handler):
         self.heard: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info:
+        if record.exc_info and record.exc_info[0] is not Mishap:
             self.heard.append(f"{record.getMessage()}\n{''.join(traceback.format_exception(*record.exc_info))}")
 
 
@@ -525,6 +603,8 @@ class Stage:
                 if hasattr(module, name):
                     self.patch(module, name, stand_in)
         self.patch(waiting, "weakref", virtual.Weakref)
+        self.patch(client, "weakref", virtual.Weakref)
+        self.rest_on(election.Campaign, virtual.Thread)
         self.patch(clock, "now", virtual.clock)
         self.patch(identity, "current_caller", virtual.caller)
         self.patch(drive, "_asking", lambda: self._tasks().asking)
@@ -550,6 +630,12 @@ class Stage:
         before = thing.__dict__[name]
         self._undo.append(lambda: setattr(thing, name, before))
         setattr(thing, name, value)
+
+    def rest_on(self, kind: Any, base: type) -> None:
+        """Give a class another base until the stage is left."""
+        before = kind.__bases__
+        self._undo.append(lambda: setattr(kind, "__bases__", before))
+        kind.__bases__ = (base,)
 
     def _watch(self, thing: watchdog.Watched) -> None:
         self._here().watchdog.watch(thing)
