@@ -203,14 +203,18 @@ class HybridPostgresBackend(PostgresBackend):
         return _Seen(record[0], lease_in(tuple(record)), lease_id, mark, queued)
 
     def _recognised(self, answer: Granted, seat: Seat, budget: Budget) -> Granted:
-        """Make the mark of our own earlier grant say how things stand now; whatever it says was said by that try."""
+        """Make the mark of our own earlier grant say how things stand now; whatever it says was said by that try.
+
+        What is left of it was read before: belief counts from when that was asked for, however long this takes.
+        """
         assert self._hybrid is not None
-        errands = self._hybrid.errands
+        read_at, errands = budget.sent_at, self._hybrid.errands
         session = seat.session
         statement = errands.tie if session is not None and seat.is_tied else errands.untie
         params = who([seat], Mark(0, "") if session is None else session.mark)
         if not self._once(lambda link, _: link.rows(statement, params), budget):
             raise BackendUnavailable(f"the row of {seat.name!r} is locked by another session", outcome_unknown=True)
+        budget.sent_at = read_at
         return answer
 
     def _contest(self, request: Request, seat: Seat, seen: _Seen, budget: Budget) -> Granted | Refused:

@@ -45,6 +45,30 @@ def test_a_name_that_was_given_back_is_bound_again_at_once(dsn: str) -> None:
             backend.release("job", lease_id, budget())
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["asked for", "looked at"])
+def test_an_earlier_grant_that_is_found_counts_from_when_it_was_read_however_long_the_mark_takes(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    with stores(dsn, 1) as (backend,):
+        request = Request("job", "holder", os.urandom(16).hex(), 60.0)
+        backend.try_acquire(request, budget())
+        if known:
+            backend._remember("job", clock.now() + 60)
+        again, once = budget(), backend._once
+
+        def slowly(*talk: Any, **how: Any) -> Any:
+            answer = once(*talk, **how)
+            time.sleep(0.2)
+            return answer
+
+        monkeypatch.setattr(backend, "_once", slowly)
+        found = backend.try_acquire(request, again)
+
+        assert isinstance(found, Granted)
+        assert clock.now() - again.sent_at > 0.4  # two conversations, the first of which has read it
+        backend.release("job", request.lease_id, budget())
+
+
 def test_refused_tries_leave_no_lock(dsn: str) -> None:
     with clients(dsn, "holder", "rival") as (holder, rival), PGLease(dsn) as plain:
         holder.try_acquire("bound", ttl=60)
