@@ -180,7 +180,7 @@ class HybridPostgresBackend(PostgresBackend):
             if not self._keeper.lock(seat, budget):
                 seen = seen or self._glance(request, budget)
                 seat.rival = seen.mark if seen is not None and not seen.runs else None
-            answer = self._once(lambda link, sql: self._ask(link, sql, request, budget, **_mark(seat)), budget)
+            answer = self._once(lambda link, sql: self._ask(link, sql, request, budget, **self._mark(seat)), budget)
             if isinstance(answer, Granted):
                 return answer if _is_fresh(answer.lease) else self._recognised(answer, seat, budget)
             if answer.lease is None or answer.retry_after <= BUSY_RETRY_AFTER or answer.lease.is_expired():
@@ -209,9 +209,9 @@ class HybridPostgresBackend(PostgresBackend):
         """
         assert self._hybrid is not None
         read_at, errands = budget.sent_at, self._hybrid.errands
-        session = seat.session
-        statement = errands.tie if session is not None and seat.is_tied else errands.untie
-        params = who([seat], Mark(0, "") if session is None else session.mark)
+        mark = self._keeper.mark_of(seat)
+        statement = errands.untie if mark is None else errands.tie
+        params = who([seat], mark or Mark(0, ""))
         if not self._once(lambda link, _: link.rows(statement, params), budget):
             raise BackendUnavailable(f"the row of {seat.name!r} is locked by another session", outcome_unknown=True)
         budget.sent_at = read_at
@@ -243,7 +243,7 @@ class HybridPostgresBackend(PostgresBackend):
         rival = {"rival_id": seen.lease_id, "rival_pid": seen.mark.pid, "rival_started": seen.mark.started}
         statements = self._hybrid.take_over
         answer = self._once(
-            lambda link, _: self._ask(link, statements, request, budget, **_mark(seat), **rival), budget
+            lambda link, _: self._ask(link, statements, request, budget, **self._mark(seat), **rival), budget
         )
         return answer if isinstance(answer, Granted) else None
 
@@ -265,13 +265,18 @@ class HybridPostgresBackend(PostgresBackend):
         self._ready(budget)
         with self._seated(adoption.name, adoption.next_id, adoption.ttl, budget) as (seat, keep):
             self._keeper.lock(seat, budget)  # without it, it is tied as soon as its predecessor's lock is free
-            answer = self._once(lambda link, sql: self._adopted(link, sql, adoption, **_mark(seat)), budget)
+            answer = self._once(lambda link, sql: self._adopted(link, sql, adoption, **self._mark(seat)), budget)
             if isinstance(answer, Gone):
                 return answer
             if not _is_fresh(answer.lease):
                 answer = self._recognised(answer, seat, budget)
             keep()
         return self._bound(answer.lease, seat)
+
+    def _mark(self, seat: Seat) -> dict[str, Any]:
+        """Return what a statement writes for a seat: its session, if that has the lock for good."""
+        mark = self._keeper.mark_of(seat)
+        return _NO_MARK if mark is None else {"session_pid": mark.pid, "session_started": mark.started}
 
     # -- keeping and leaving -------------------------------------------------------------------------------------------
 
@@ -292,8 +297,8 @@ class HybridPostgresBackend(PostgresBackend):
 
     def _renewal_params(self, renewals: Sequence[Renewal]) -> dict[str, Any]:
         seats = [self._keeper.seat_of(renewal.lease_id) for renewal in renewals]
-        tied = [seat for seat in seats if seat is not None and seat.is_tied]
-        mark = _mark(tied[0]) if tied else _NO_MARK
+        tied = [seat for seat in seats if seat is not None and self._keeper.mark_of(seat) is not None]
+        mark = self._mark(tied[0]) if tied else _NO_MARK
         bound = [seat.lease_id for seat in tied if seat.session is tied[0].session]
         return super()._renewal_params(renewals) | mark | {"bound": bound}
 
@@ -389,14 +394,6 @@ def _without_prefix(url: Any) -> Any:
 
 
 _NO_MARK = {"session_pid": None, "session_started": None}
-
-
-def _mark(seat: Seat) -> dict[str, Any]:
-    """Return what a statement writes for a seat: its session, if that has the lock."""
-    session = seat.session
-    if session is None or not seat.is_tied:
-        return _NO_MARK
-    return {"session_pid": session.mark.pid, "session_started": session.mark.started}
 
 
 def _is_fresh(lease: Lease) -> bool:

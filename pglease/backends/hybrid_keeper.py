@@ -55,6 +55,7 @@ class Seat:
         until: the boot clock when the hold will have lapsed at the latest; None while nothing was granted.
         asking: how many tries of it are under way.
         tried: whether the lock was ever asked for.
+        tying: whether the keeper is at writing its mark, and gives the lock back if that does not succeed.
         rival: whose session had the lock of the lapsed hold before, if it has to be ended.
     """
 
@@ -66,6 +67,7 @@ class Seat:
     until: float | None = None
     asking: int = 0
     tried: bool = False
+    tying: bool = False
     rival: Mark | None = None
     tries: int = 0
     try_at: float = float("inf")
@@ -235,6 +237,16 @@ class Keeper:
         got: bool = self._do(lambda: self._on_session(partial(self._try_lock, seat)), budget)
         return got
 
+    def mark_of(self, seat: Seat) -> Mark | None:
+        """Return what a statement may write into a seat's row: only what stays true until the hold is over.
+
+        Not while the keeper is at writing it. If that does not succeed the lock is given back, and whoever got it then
+        would find it free in spite of the mark, and take over from a holder that is alive.
+        """
+        with self._lock:
+            session = seat.session
+            return session.mark if session is not None and seat.is_tied and not seat.tying else None
+
     # -- on its thread: the locks --------------------------------------------------------------------------------------
 
     def _try_lock(self, seat: Seat, session: Session) -> bool:
@@ -298,11 +310,20 @@ class Keeper:
                     self._plan(seat)
 
     def _try_and_tie(self, due: Sequence[Seat], session: Session) -> None:
-        got = [seat for seat in due if self._try_lock(seat, session)]
-        self._tie(got, session)
+        loose = [seat for seat in due if seat.session is None]  # else a try has got it, and may have said so in the row
+        self._set_tying(loose, tying=True)
+        try:
+            self._tie([seat for seat in loose if self._try_lock(seat, session)], session)
+        finally:
+            self._set_tying(loose, tying=False)
         for seat in due:
             if seat.session is None:
                 self._end_rival(seat, session)
+
+    def _set_tying(self, seats: Sequence[Seat], *, tying: bool) -> None:
+        with self._lock:
+            for seat in seats:
+                seat.tying = tying
 
     def _tie(self, seats: Sequence[Seat], session: Session) -> None:
         """Write the session's mark into the rows of holds that have the lock now; give back what could not be marked.

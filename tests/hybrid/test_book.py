@@ -16,6 +16,7 @@ import sqlalchemy
 
 from pglease import BackendClosed, BackendUnavailable, PGLease, clock
 from pglease.backends.hybrid import HybridPostgresBackend
+from pglease.backends.hybrid_session import Session
 from pglease.backends.hybrid_sql import key_of
 from pglease.records import Granted, Released, Request
 from pglease.testing.local_postgres import LocalPostgres
@@ -66,6 +67,36 @@ def test_an_earlier_grant_that_is_found_counts_from_when_it_was_read_however_lon
 
         assert isinstance(found, Granted)
         assert clock.now() - again.sent_at > 0.4  # two conversations, the first of which has read it
+        backend.release("job", request.lease_id, budget())
+
+
+def test_no_row_says_that_a_lock_is_there_when_it_is_given_back(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stores(dsn, 1) as (backend,):
+        keeper, request = backend._keeper, Request("job", "holder", os.urandom(16).hex(), 60.0)
+        backend._ready(budget())
+        said: list[int | None] = []
+        ask, unlock = Session.ask, Session.unlock
+
+        def granted_in_the_middle(session: Session, statement: str, params: Any = None) -> Any:
+            rows = ask(session, statement, params)
+            if keeper.errands is not None and statement == keeper.errands.tie and not rows:
+                thread = threading.Thread(target=backend.try_acquire, args=(request, budget()))
+                thread.start()
+                thread.join()
+            return rows
+
+        def watched_unlock(session: Session, key: int) -> None:
+            said.append(mark_of(dsn, "job"))
+            unlock(session, key)
+
+        monkeypatch.setattr(Session, "ask", granted_in_the_middle)
+        monkeypatch.setattr(Session, "unlock", watched_unlock)
+        seat = keeper.sit("job", key_of(backend._names, "job"), request.lease_id)
+        keeper.rise(seat, clock.now() + 60)  # as after a try of which nobody knows what became of it
+
+        wait_until(lambda: bool(said))
+        assert said == [None]
+        wait_until(lambda: is_bound(dsn, "job"))
         backend.release("job", request.lease_id, budget())
 
 
