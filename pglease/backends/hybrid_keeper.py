@@ -469,7 +469,7 @@ class Keeper:
         seats that have left the book, so that no way of leaving it can keep one for as long as the session lives.
         """
         with self._lock:
-            for seat in {*self._seats.values(), *self._locks.values()}:
+            for seat in dict.fromkeys([*self._seats.values(), *self._locks.values()]):
                 if seat.asking == 0 and (seat.until is None or seat.until <= now):
                     self._drop(seat)
 

@@ -17,6 +17,7 @@ from tests.simulation.kernel import Kernel, Process
 from tests.simulation.store import Call, Link, Server
 
 if TYPE_CHECKING:
+    from pglease.bonds import Bond
     from pglease.heartbeat import HeartbeatManager
 
 T = TypeVar("T")
@@ -72,6 +73,7 @@ class Judge:
         self._grants: set[tuple[str, str, int]] = set()
         self._forced: set[tuple[Any, ...]] = set()
         self._released: set[tuple[Any, ...]] = set()
+        self._severed: dict[Bond, float] = {}
         self._last_token: dict[str, int] = {}
         self._called_for: dict[tuple[str, str], int] = {}
         self._lost_of: Counter[tuple[str, str]] = Counter()
@@ -282,17 +284,31 @@ class Judge:
         if loss.reason == "closed":
             return
         self._lost_of[belief.process.name, hold.name] += 1
-        lapsed = self.kernel.clock() >= hold.due
+        lapsed = self.kernel.clock() >= hold.deadline
         if hold.releases:  # it had ended here before, and the release found out
             return
+        if (since := self._severed.get(hold.bond)) is not None:  # type: ignore[arg-type]
+            self._at_once(belief, since)
         if loss.reason in {"unreachable", "max_hold"} or (loss.reason == "expired" and lapsed):
             self._in_time(belief)
             if loss.reason != "max_hold":
                 self._with_cause(belief)
 
+    def severed(self, bond: Bond) -> None:
+        """Note that what holds rest on has broken."""
+        self.counts["bonds that broke"] += 1
+        self._severed[bond] = self.kernel.now
+        self.note("a bond broke")
+
+    def _at_once(self, belief: Belief, since: float) -> None:
+        """The holder is told in the moment in which its bond breaks."""
+        process, late = belief.process, self.kernel.now - max(since, belief.began)
+        if late > WATCHDOG + process.stopped(since, self.kernel.now) + process.stolen / process.rate:
+            self.wrong("notice", f"the loss of {belief.hold.name} was told {late:.3f} s after its bond had broken")
+
     def _in_time(self, belief: Belief) -> None:
         """The notice of a deadline comes at it: neither before nor long after."""
-        process, due = belief.process, belief.process.moment(belief.hold.due)
+        process, due = belief.process, belief.process.moment(belief.hold.deadline)
         late = self.kernel.now - max(due, belief.began)
         if self.kernel.now < due - 1e-6:
             self.wrong("notice", f"{belief.hold.name} was given up {due - self.kernel.now:.3f} s before its deadline")

@@ -14,6 +14,9 @@ from typing import Any
 from pglease import clock, options
 from pglease.backends import memory
 from pglease.backends.base import Budget
+from pglease.backends.hybrid import HybridPostgresBackend
+from pglease.backends.hybrid_session import Mark
+from pglease.bonds import Bond
 from pglease.errors import BackendUnavailable, PgleaseError
 from pglease.giveback import GiveBack
 from pglease.handles import HeldLease, Hold
@@ -27,6 +30,7 @@ from pglease.records import Lease, Loss, Released, Unknown
 from pglease.taking import Taking
 from pglease.term import Term
 from tests.simulation import kernel as virtual
+from tests.simulation.sessions import Hybrid, Sessions
 from tests.simulation.store import Server, Store
 from tests.simulation.world import Stage
 
@@ -291,6 +295,42 @@ def _(stage: Stage) -> None:
         hold.loss = loss
 
     stage.patch(Hold, "_note", in_silence)
+
+
+@mutant("bond-forgotten", "a holder goes on by its ttl when the session that it is bound to is silent for too long")
+def _(stage: Stage) -> None:
+    stage.patch(Hold, "due", property(lambda hold: hold.deadline))
+
+
+@mutant("broken-in-silence", "nobody tells a holder that its session is dead; it finds out when it renews")
+def _(stage: Stage) -> None:
+    stage.patch(Bond, "when_broken", lambda _bond, _listener: None)
+
+
+@mutant("taken-over-at-once", "whoever gets a dead holder's lock takes over without the handover delay")
+def _(stage: Stage) -> None:
+    take_over = Hybrid._take_over
+
+    def at_once(hybrid: Hybrid, *wanted: Any) -> Any:
+        delay, hybrid._delay = hybrid._delay, 0.0
+        try:
+            return take_over(hybrid, *wanted)
+        finally:
+            hybrid._delay = delay
+
+    stage.patch(HybridPostgresBackend, "_take_over", at_once)
+
+
+@mutant("lock-alone", "whoever gets a name's lock takes over a hold that never was bound to it")
+def _(stage: Stage) -> None:
+    contest, nobodys = HybridPostgresBackend._contest, Mark(0, "")
+
+    def by_the_lock(hybrid: Hybrid, request: Any, seat: Any, seen: Any, budget: Budget) -> Any:
+        return contest(hybrid, request, seat, replace(seen, mark=seen.mark or nobodys), budget)
+
+    mark_of = Sessions.mark_of
+    stage.patch(HybridPostgresBackend, "_contest", by_the_lock)
+    stage.patch(Sessions, "mark_of", lambda *row: mark_of(*row) or nobodys)
 
 
 def _says(answer: Any) -> Talk[Any]:

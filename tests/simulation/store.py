@@ -12,13 +12,16 @@ import queue
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pglease.backends.base import Budget, FencesNothing, Traits
 from pglease.backends.memory import MemoryBackend
 from pglease.errors import BackendUnavailable
 from pglease.records import Change, Granted, Refused, Request, Unknown
 from tests.simulation.kernel import Kernel, Process, SimpleQueue, Thread
+
+if TYPE_CHECKING:
+    from tests.simulation.sessions import Sessions
 
 EPOCH = 32
 """The bits of a token below its epoch."""
@@ -117,6 +120,13 @@ class Server:
         self._always = Budget(self.clock, float("inf"))
         self.audit: Callable[[Call, dict[str, Any]], None] = lambda _call, _before: None
         self.traits = Traits(kind="simulated", clock="server", shared_by="hosts", durable=True)
+
+    def bind(self) -> Sessions:
+        """Let rows be bound to sessions from now on."""
+        from tests.simulation.sessions import BoundStore
+
+        store = self.store = BoundStore(self)
+        return store.sessions
 
     def clock(self) -> float:
         """Return the store's time."""

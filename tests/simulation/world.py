@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ from pglease import (
     watchdog,
     watching,
 )
+from pglease.backends import hybrid_keeper
+from pglease.bonds import Bond
 from pglease.client import PGLease
 from pglease.errors import BackendUnavailable, LeaseLostError, PgleaseError
 from pglease.handles import HeldLease, Hold
@@ -39,10 +42,12 @@ from pglease.primitives import election, herald, read_write, semaphore, talk
 from pglease.records import Handover, Loss
 from pglease.watchdog import Watchdog
 from tests.simulation import kernel as virtual
+from tests.simulation import sessions
 from tests.simulation.elections import Candidate, Elections, Mishap
 from tests.simulation.judge import Judge
 from tests.simulation.kernel import Kernel, Process, Thread
 from tests.simulation.loops import Tasks
+from tests.simulation.sessions import Hybrid
 from tests.simulation.shares import SLOTS, WAYS, Sharer, Shares
 from tests.simulation.store import Link, Server, Weather
 
@@ -73,6 +78,8 @@ OFTEN = {"cleanups": 3.0, "cancels": 10.0, "stragglers": 5.0}
 """How many times as often as the others some of them come."""
 SHARED = (("group",), ("slot",), ("slot",), ("read", "write"), ("read", "write"), WAYS)
 """What workers of one seed may do with what is made of several leases."""
+HEAR_LATE = frozenset({"delays", "cuts", "pauses", "freezes", "stalls"})
+"""Faults by which a process hears late of what happens to its connections."""
 PATIENCE = 10.0
 """The box of one conversation with the store: what `PGLease` takes by default."""
 GRACE = 1.0
@@ -95,6 +102,7 @@ class Plan:
     groups: bool = False
     elections: bool = False
     rushes: bool = False
+    bonds: str = ""
     weather: Weather = field(default_factory=Weather)
     rates: float = 0.0
     intensity: float = 3.0
@@ -109,7 +117,7 @@ class Plan:
         return not self.faults & {
             "delays", "losses", "cuts", "pauses", "freezes", "failovers", "forces", "locks", "stalls", "crashes",
             "stragglers",
-        }  # fmt: skip
+        } and not self.bonds  # fmt: skip
 
     @property
     def stretches(self) -> tuple[float, ...]:
@@ -158,6 +166,16 @@ def plan(random: Any) -> Plan:
     )
 
 
+def bonds_of(seed: int, faults: frozenset[str]) -> str:
+    """Choose whether holds are bound to sessions, by a stream of its own: other seeds keep their course.
+
+    Strictly where a holder may hear late of its session's end: then what the fast kind promises is less.
+    """
+    if random.Random(f"bonds {seed}").random() >= 0.15:
+        return ""
+    return "strict" if faults & HEAR_LATE else "fast"
+
+
 class Member(Process):
     """A process that uses the library: one client, one watchdog, a few workers."""
 
@@ -171,8 +189,9 @@ class Member(Process):
         self.sharer = Sharer(self)
         self.tasks: Tasks | None = None
         with world.as_process(self):
+            bonds = world.plan.bonds
             self.client = PGLease(
-                self.link,  # type: ignore[arg-type]  # its `list` hides the builtin within the class, as in the protocol
+                Hybrid(self.link, strict=bonds == "strict") if bonds else self.link,  # type: ignore[arg-type]  # its `list` hides the builtin within the class, as in the protocol
                 name,
                 on_lease_lost=lambda lost: world.judge.called_back(self, lost),
                 on_at_risk=lambda _name: world.judge.counts.update(["warnings that little is left"]),
@@ -359,6 +378,8 @@ class World:
         if self.plan.wakes:
             self.server.traits = replace(self.server.traits, wakes_waiters=True, fair=True)
         self.server.traits = replace(self.server.traits, groups=self.plan.groups)
+        self.plan.bonds = bonds_of(seed, self.plan.faults)
+        self.sessions = self.server.bind() if self.plan.bonds else None
         self.judge = Judge(self.kernel, self.server, calm=self.plan.calm)
         self.shares, self.limit = Shares(self.judge), 3
         self.elections = Elections(self.judge)
@@ -402,6 +423,8 @@ class World:
         for name, row in self.server.store.rows.items():
             if row.expires_at > now:
                 self.judge.wrong("end", f"{name} is still held by {row.owner_id}")
+        if self.sessions is not None and (left := self.sessions.left_over()):
+            self.judge.wrong("end", f"a lock is left over in {', '.join(left)}")
 
     def new_member(self) -> None:
         """Start a process."""
@@ -425,6 +448,8 @@ class World:
             self.kernel.at(random.random() * self.until, self.set_limit)
         for _ in range(random.choice([4, 10]) if self.plan.rushes else 0):
             self.kernel.at(random.random() * self.until, self.rush)
+        for _ in range(random.choice([1, 4, 12]) if self.sessions else 0):
+            self.kernel.at(random.random() * self.until, self.fault("sessions"))
         for _ in range(4 if self.plan.elections and "pauses" in chosen else 0):
             self.kernel.at(random.random() * self.until, self.pause_leader)
         if self.plan.faults & {"steps"}:
@@ -459,6 +484,8 @@ class World:
             if way in {"both", "in"}:
                 link.cut_in_until = max(link.cut_in_until, until)
             link.refused = way == "refused"
+            if self.sessions is not None:
+                self.sessions.cut(link)
             for ear in link.ears:
                 ear.break_off()
 
@@ -481,6 +508,8 @@ class World:
         """Kill a process; another takes its place."""
         if (member := self.some_member()) is not None:
             member.dead = True
+            if self.sessions is not None:
+                self.sessions.died(member.link)
             self.kernel.after(self.some_time(), self.new_member)
 
     def cancel(self) -> None:
@@ -493,6 +522,24 @@ class World:
         if (member := self.some_member()) is not None:
             member.link.straggles = self.some_time()
 
+    def session(self) -> None:
+        """End some process's session, as an administrator does; it may not hear of it, where that is allowed for.
+
+        A server that stands still ends none.
+        """
+        if self.sessions is None or self.server.frozen_until > self.kernel.now or not (some := self.sessions.in_use()):
+            return
+        line = self.kernel.random.choice(some)
+        if self.plan.bonds == "strict" and self.kernel.random.random() < 0.7:
+            member = line.link.process
+            until = self.kernel.now + (0.5 + self.kernel.random.random()) * max(self.plan.ttls)
+            if self.kernel.random.random() < 0.5:
+                self.stop(member, until)
+            else:
+                line.link.cut_in_until = max(line.link.cut_in_until, until)
+                self.sessions.cut(line.link)
+        self.sessions.end(line.mark.pid)
+
     def freeze(self) -> None:
         """Stop the server for a while; what arrives meanwhile is applied afterwards."""
         self.server.frozen_until = max(self.server.frozen_until, self.kernel.now + self.some_time())
@@ -502,6 +549,8 @@ class World:
         lag = self.kernel.random.choice([0.0, 0.05, 1.0, 5.0])
         self.server.fail_over(lag, knows_epochs=self.knows_epochs)
         self.judge.failed_over_at = self.kernel.now
+        if self.sessions is not None:
+            self.sessions.end_all()
         for member in self.members:
             for ear in member.link.ears:
                 ear.break_off()
@@ -572,8 +621,8 @@ class World:
 # -- under the real code -----------------------------------------------------------------------------------------------
 
 MODULES = (
-    bell, callers, election, giveback, handles, heartbeat, herald, listening, notices, read_write, semaphore, taking,
-    talk, waiting, watchdog, watching,
+    bell, callers, election, giveback, handles, heartbeat, herald, hybrid_keeper, listening, notices, read_write,
+    semaphore, taking, talk, waiting, watchdog, watching,
 )  # fmt: skip
 STAND_INS = {"threading": virtual.Threading, "queue": virtual.Queue, "time": virtual.Time, "random": virtual.Random()}
 
@@ -613,6 +662,8 @@ class Stage:
         self.patch(watchdog, "watch", self._watch)
         self.patch(watchdog, "forget", self._forget)
         self.patch(watchdog, "LONGEST_NAP", 1e6)  # for clocks that stand still in suspend: these do not
+        for thing, name, stand_in in sessions.STAND_INS:
+            self.patch(thing, name, stand_in)
         self.follow()
         logger = logging.getLogger("pglease")
         logger.addHandler(self.alarm)
@@ -656,7 +707,7 @@ class Stage:
 
     def follow(self) -> None:
         """Let the judge see each hold's beginning, each renewal that is believed, and each loss. Changes nothing."""
-        begin, confirm, lost = Hold.__init__, Hold.confirm, HeartbeatManager.lost
+        begin, confirm, lost, sever = Hold.__init__, Hold.confirm, HeartbeatManager.lost, Bond.sever
 
         def followed_begin(hold: Hold, *args: Any, **options: Any) -> None:
             begin(hold, *args, **options)
@@ -674,6 +725,12 @@ class Stage:
                 self._here().world.judge.lost(manager, hold, loss)
             lost(manager, hold, loss)
 
+        def followed_sever(bond: Bond, loss: Loss) -> None:
+            sever(bond, loss)
+            if not virtual._kernel.over:
+                self._here().world.judge.severed(bond)
+
+        self.patch(Bond, "sever", followed_sever)
         self.patch(Hold, "__init__", followed_begin)
         self.patch(Hold, "confirm", followed_confirm)
         self.patch(HeartbeatManager, "lost", followed_lost)
@@ -712,5 +769,7 @@ def simulate(stage: Stage, seed: int, *, trace: bool = False, change: Callable[[
         for member in world.members:  # a crash closes nothing, and the finalizer would keep the callbacks, and so us
             member.client._finalizer.detach()
         logging.getLogger("pglease").disabled = False
+    if world.sessions is not None:
+        counts["takeovers from dead sessions"] = world.sessions.takeovers
     counts.update({f"call: {verb}": count for verb, count in world.server.calls.items()})
     return Outcome(seed, violations, counts, seconds, world.judge.trace)
