@@ -225,7 +225,7 @@ class Link(FencesNothing):
         self.traits = server.traits
         self.cut_out_until = self.cut_in_until = 0.0
         self.refused = False
-        self.straggles = 0.0
+        self.straggles = self.deaf_for = 0.0
         self.attempts: Counter[str] = Counter()
         self.asked: dict[str, tuple[str, float]] = {}
         self.ears: list[Ear] = []
@@ -340,6 +340,9 @@ class Link(FencesNothing):
 
     def _way_of(self, call: Call) -> float:
         """Return how long a request takes to the server; a straggler comes after what is asked for in its place."""
+        if call.verb == "try_acquire" and self.deaf_for:
+            self.cut_in_until = max(self.cut_in_until, self.kernel.now + self.deaf_for)
+            self.deaf_for = 0.0
         if call.verb == "renew" and self.straggles:
             late, self.straggles = self.straggles, 0.0
             return late

@@ -444,17 +444,26 @@ class World:
                 often = self.plan.intensity * OFTEN.get(fault, 1.0)
                 for _ in range(1 + int(random.expovariate(1.0 / often))):
                     self.kernel.at(random.random() * self.until, self.fault(fault))
-        for _ in range(random.choice([1, 4]) if "slot" in self.plan.shares else 0):
-            self.kernel.at(random.random() * self.until, self.set_limit)
-        for _ in range(random.choice([4, 10]) if self.plan.rushes else 0):
-            self.kernel.at(random.random() * self.until, self.rush)
-        for _ in range(random.choice([1, 4, 12]) if self.sessions else 0):
-            self.kernel.at(random.random() * self.until, self.fault("sessions"))
-        for _ in range(4 if self.plan.elections and "pauses" in chosen else 0):
-            self.kernel.at(random.random() * self.until, self.pause_leader)
+        for happen, times in self.plan_aimed():
+            for _ in range(times):
+                self.kernel.at(random.random() * self.until, happen)
         if self.plan.faults & {"steps"}:
             for member in self.members:
                 self.kernel.at(random.random() * self.until, self.step_wall_clock(member))
+
+    def plan_aimed(self) -> Iterator[tuple[Callable[[], None], int]]:
+        """Choose how often happens what is aimed at one thing that may go wrong."""
+        random, chosen, plan = self.kernel.random, self.plan.faults, self.plan
+        if "slot" in plan.shares:
+            yield self.set_limit, random.choice([1, 4])
+        if plan.rushes:
+            yield self.rush, random.choice([4, 10])
+        if plan.bonds:
+            yield self.fault("sessions"), random.choice([1, 4, 12])
+        if "cuts" in chosen and max(plan.ttls) >= PATIENCE:
+            yield self.deafen, 6
+        if plan.elections and "pauses" in chosen:
+            yield self.pause_leader, 4
 
     def fault(self, fault: str) -> Callable[[], None]:
         """Return what makes one fault happen."""
@@ -488,6 +497,11 @@ class World:
                 self.sessions.cut(link)
             for ear in link.ears:
                 ear.break_off()
+
+    def deafen(self) -> None:
+        """Let a process hear nothing once it asks for a lease, and for longer than it asks."""
+        if (member := self.some_member()) is not None:
+            member.link.deaf_for = 2 * PATIENCE
 
     def pause(self) -> None:
         """Stop a process for a while, as SIGSTOP does."""
