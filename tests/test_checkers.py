@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from pglease.testing import checkers
 from pglease.testing.checkers import Footprint, Verdict
 from pglease.testing.histories import Fault, History, Look, Op, Over, Scribe, Told, Write
+from tests import stress
 from tests.jepsen.run import Report
 
 TTL = 2.0
@@ -286,3 +288,18 @@ def test_what_came_late_is_told_from_what_must_not_be_on_any_machine(checker: st
 
     assert report.fine is False
     assert report.safe is safe
+
+
+@pytest.mark.parametrize(("checker", "decided"), [("C1", False), ("C4", False), ("C5", True), ("C8", True)])
+def test_over_a_change_decides_what_the_runs_say_of_exclusion(
+    monkeypatch: pytest.MonkeyPatch, checker: str, decided: bool
+) -> None:
+    def run(world: str, seed: int, seconds: float) -> Report:
+        return Report(world, seed, seconds, verdicts=[Verdict(checker, ["something was wrong"])])
+
+    monkeypatch.setattr(stress.runs, "run", run)
+
+    fine, told = stress.under_faults(argparse.Namespace(whole=False, write=False, run_seed=1))
+
+    assert fine is decided
+    assert "something was wrong" in told
