@@ -1,7 +1,7 @@
 """What observers cost: acquire + release with each of them against without any, on PostgreSQL, in batches A B A B.
 
-Batches, since an observer works on a thread of its own: after a single call, most of its work would be done while the
-other side is timed.
+Batches, since an observer works on a thread of its own: after a single call, most of its work would be done when that
+is no longer timed. And a pause after each, or what is left of it would be done while another side is timed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from benchmarks.figures import Aim, Figure, Section, Spread
 from benchmarks.timing import Effort
 from pglease.contrib.opentelemetry import LeaseTracing
 from pglease.contrib.prometheus import LeaseMetrics
+from pglease.notices import REST
 from pglease.testing.local_postgres import LocalPostgres
 
 MOST = 1.05
-BATCH = 100
+BATCH = 200
+PAUSE = 2 * REST
+"""Seconds in which an observer's thread tells what is left."""
 
 
 class Everything:
@@ -75,12 +78,13 @@ def _measured(sides: Mapping[str, Callable[[], None]], rounds: int) -> dict[str,
             begun = time.perf_counter()
             sides[side]()
             taken[side].append(time.perf_counter() - begun)
+            time.sleep(PAUSE)
     return taken
 
 
-HOW = f"""`try_acquire` and `release`, {BATCH} of each in a batch, with an observer and without any, round and round;
-wall time. The ratio of a run is the median of the ratios of batches that were timed next to each other; said is the
-median of the runs, and the remark says the least and the most."""
+HOW = f"""`try_acquire` and `release`, {BATCH} of each in a batch, with an observer and without any, round and round,
+with a pause in between; wall time. The ratio of a run is the median of the ratios of batches that were timed next to
+each other; said is the median of the runs, and the remark says the least and the most."""
 
 
 def _ratios(seconds: list[float], bare: list[float], runs: int) -> list[float]:

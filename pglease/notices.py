@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pglease import clock
 from pglease.events import Event, EventKind, Observer, Waiting
@@ -31,7 +31,9 @@ REST = 0.02
 """Seconds that an observer's thread rests after it has told what there was: to wake it costs those who take leases more
 than to queue an event, so of many events in a row few wake it."""
 
-_Message: TypeAlias = tuple[Event, Context]
+_Facts: TypeAlias = tuple[Any, ...]
+"""What an event is made of; the observer's thread makes it, since that takes as long as all the rest of telling it."""
+_Message: TypeAlias = tuple[_Facts, Context]
 
 
 class _Desk:
@@ -57,14 +59,14 @@ class _Desk:
         except Exception:  # noqa: BLE001  # it is told then, and may fail there, where it is said
             return True
 
-    def put(self, event: Event, context: Context) -> None:
+    def put(self, facts: _Facts, context: Context) -> None:
         if self._messages.qsize() >= MOST_PENDING:
             self._dropped += 1
             if self._dropped == 1:
                 self._complain()
             return
         self._dropped = 0
-        self._messages.put((event, context))
+        self._messages.put((facts, context))
         if self._closed:  # told by a thread that was slower than whoever closed the client
             self.end()
         elif self._thread is None:
@@ -119,7 +121,8 @@ class _Desk:
                 self._thread = None
             return over
 
-    def _tell(self, event: Event, context: Context) -> None:
+    def _tell(self, facts: _Facts, context: Context) -> None:
+        event = Event(*facts)
         try:
             context.run(self._observer.notify, event)
         except BaseException:  # also SystemExit, which would end this thread in silence
@@ -163,13 +166,13 @@ class Notices:
         """
         if not self._has_guests and not log.isEnabledFor(LEVELS[kind]):  # so it is most of the time: at little cost
             return
-        at, event = clock.now(), None
+        at, facts = clock.now(), None
         for desk in self._desks:
             if desk.wants(kind):
-                if event is None:
+                if facts is None:
                     trouble = error if isinstance(error, Exception) else None
-                    event = Event(kind, name, owner_id, fencing_token, reason, seconds, trouble, waiting, at)
-                desk.put(event, copy_context() if context is None else context.copy())
+                    facts = (kind, name, owner_id, fencing_token, reason, seconds, trouble, waiting, at)
+                desk.put(facts, copy_context() if context is None else context.copy())
 
     def tell_of(
         self,

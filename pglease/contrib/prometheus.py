@@ -10,7 +10,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
 
 from pglease.contrib.metric_names import stem
 from pglease.errors import BackendError, MissingDependencyError
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pglease")
 
-MetricT = TypeVar("MetricT", Counter, Gauge, Histogram)
+_Hold: TypeAlias = "tuple[str, int | None]"
 
 OUTCOMES: dict[EventKind, str] = {"acquired": "acquired", "busy": "held", "waited": "timeout", "failed": "error"}
 _ENDS = frozenset({"lost", "released", "unconfirmed", "transferred"})
@@ -62,8 +63,7 @@ class LeaseMetrics:
     ) -> None:
         self._label = metric_name
         self._lock = threading.Lock()
-        self._held: dict[str, set[tuple[str, int | None]]] = {}
-        self._late: set[tuple[str, int | None]] = set()
+        self._late: set[_Hold] = set()
         self._acquisitions = Counter(
             "pglease_acquisitions_total",
             "Attempts to get a lease, by how they ended.",
@@ -97,9 +97,10 @@ class LeaseMetrics:
             "pglease_leader", "1 while this process holds the lease, or one of those by that name.", ["name"],
             registry=registry,
         )  # fmt: skip
-        self._known: dict[tuple[object, ...], Any] = {}
-        for outcome in ("ok", "error", "late"):
-            self._series(self._renewals, outcome)
+        self._known: dict[str, _Series] = {}
+        self._renewed, self._unknown, self._renewed_late = (
+            self._renewals.labels(outcome) for outcome in ("ok", "error", "late")
+        )
 
     @staticmethod
     def wants(kind: EventKind) -> bool:
@@ -108,47 +109,83 @@ class LeaseMetrics:
 
     def notify(self, event: Event) -> None:
         """Count one event."""
-        label, hold = self._label(event.name), (event.name, event.fencing_token)
-        if event.kind in OUTCOMES:
-            self._series(self._acquisitions, label, OUTCOMES[event.kind]).inc()
-        if event.kind == "acquired":
-            self._series(self._acquiring, label).observe(event.seconds or 0.0)
-            self._hold(label, hold, begins=True)
-        elif event.kind in _ENDS:
-            self._end(label, hold, event)
-        elif event.kind == "at_risk":
+        kind, hold = event.kind, (event.name, event.fencing_token)
+        if kind == "acquired":
+            self._begin(hold, event)
+        elif kind in _ENDS:
+            self._end(hold, event)
+        elif kind in OUTCOMES:
+            self._of(event.name).outcome(kind).inc()
+        elif kind == "at_risk":
             self._late.add(hold)
-        elif event.kind == "renewed":
-            self._series(self._renewals, "late" if hold in self._late else "ok").inc()
+        elif kind == "renewed":
+            (self._renewed_late if hold in self._late else self._renewed).inc()
             self._late.discard(hold)
-        elif event.kind == "unknown":
-            self._series(self._renewals, "error").inc()
+        elif kind == "unknown":
+            self._unknown.inc()
 
-    def _series(self, metric: MetricT, *labels: str) -> MetricT:
-        """Return what counts for these labels; `labels()` looks at them anew each time, at five times the cost."""
-        key = (metric, *labels)
-        known: MetricT | None = self._known.get(key)
-        if known is None:
-            known = self._known[key] = metric.labels(*labels)
-        return known
+    def _of(self, name: str) -> _Series:
+        label = self._label(name)
+        return self._known.get(label) or self._known.setdefault(
+            label, _Series(label, self._acquisitions, self._acquiring, self._holding, self._leader)
+        )
 
-    def _end(self, label: str, hold: tuple[str, int | None], event: Event) -> None:
-        if self._hold(label, hold, begins=False):
-            self._series(self._holding, label).observe(event.seconds or 0.0)
+    def _begin(self, hold: _Hold, event: Event) -> None:
+        series = self._of(event.name)
+        series.outcome("acquired").inc()
+        series.acquiring.observe(event.seconds or 0.0)
+        with self._lock:  # several clients tell us, each on a thread of its own
+            series.held.add(hold)
+            series.leader.set(1)
+
+    def _end(self, hold: _Hold, event: Event) -> None:
+        series = self._of(event.name)
+        with self._lock:
+            has_ended_before = hold not in series.held
+            series.held.discard(hold)
+            series.leader.set(bool(series.held))
+        if not has_ended_before:
+            series.holding.observe(event.seconds or 0.0)
         self._late.discard(hold)
         if event.kind == "lost" and event.reason != "closed":
-            self._series(self._losses, label, str(event.reason)).inc()
+            self._losses.labels(series.label, str(event.reason)).inc()
 
-    def _hold(self, label: str, hold: tuple[str, int | None], *, begins: bool) -> bool:
-        """Note that a hold begins or ends; False when it has ended before."""
-        with self._lock:  # several clients tell us, each on a thread of its own
-            held = self._held.setdefault(label, set())
-            known = hold in held
-            held.add(hold) if begins else held.discard(hold)
-            self._series(self._leader, label).set(bool(held))
-            if not held:
-                del self._held[label]
-            return known
+
+class _Series:
+    """What counts for one label, each found once: `labels()` looks for it anew each time, at five times the cost.
+
+    Each appears when there is something to count. And the holds that go by that label.
+    """
+
+    def __init__(
+        self, label: str, acquisitions: Counter, acquiring: Histogram, holding: Histogram, leader: Gauge
+    ) -> None:
+        self.label = label
+        self.held: set[_Hold] = set()
+        self._acquisitions, self._acquiring, self._holding, self._leader = acquisitions, acquiring, holding, leader
+        self._outcomes: dict[EventKind, Counter] = {}
+
+    def outcome(self, kind: EventKind) -> Counter:
+        """Return what counts attempts that ended so."""
+        known = self._outcomes.get(kind)
+        if known is None:
+            known = self._outcomes[kind] = self._acquisitions.labels(self.label, OUTCOMES[kind])
+        return known
+
+    @cached_property
+    def acquiring(self) -> Histogram:
+        """Seconds until grants."""
+        return self._acquiring.labels(self.label)
+
+    @cached_property
+    def holding(self) -> Histogram:
+        """Seconds of holds."""
+        return self._holding.labels(self.label)
+
+    @cached_property
+    def leader(self) -> Gauge:
+        """Whether there is a hold."""
+        return self._leader.labels(self.label)
 
 
 class LeaseCollector(Collector):
