@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import logging
 import sys
 from pathlib import Path
@@ -90,6 +91,11 @@ def modules() -> dict[str, Path]:
     return found
 
 
+where_imports_were_read = pytest.mark.xdist_group("imports")
+"""Reading all of the package takes a second: once, on one worker."""
+
+
+@functools.cache
 def imports() -> list[Import]:
     known = modules()
     return [found for name, path in known.items() for found in imports_of(name, path.read_text("utf-8"), known)]
@@ -181,11 +187,13 @@ def lives_in(module: str, host: str) -> bool:
 RULES = [goes_down, stays_in_the_family, is_pure, is_allowed_guest]
 
 
+@where_imports_were_read
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_every_import_keeps_the_rules_of_the_house(rule) -> None:
     assert [str(found) for found in imports() if not rule(found)] == []
 
 
+@where_imports_were_read
 def test_the_package_is_really_read() -> None:
     found = imports()
 

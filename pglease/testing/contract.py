@@ -588,7 +588,7 @@ class BackendContract(
         def renew_all(index: int) -> list[Any]:
             worker = (world.alice, world.bob)[index % 2]
             order = holds if index < 2 else holds[::-1]
-            return [outcome for _ in range(10) for outcome in worker.renew(*(hold.renewal() for hold in order))]
+            return [outcome for _ in range(5) for outcome in worker.renew(*(hold.renewal() for hold in order))]
 
         outcomes = [outcome for batch in _at_once(4, renew_all) for outcome in batch]
 
