@@ -193,3 +193,7 @@ def test_the_text_alone_makes_an_error_with_empty_facts(error) -> None:
 
     assert str(again) == str(error)
     assert vars(again).keys() == vars(error).keys()
+
+
+def test_an_error_that_was_told_no_token_has_none():
+    assert FencedError("refused").fencing_token == 0

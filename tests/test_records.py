@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pglease import records
+from pglease.bonds import Bond
 from pglease.errors import ConfigurationError
 from pglease.records import (
+    Adoption,
     Gone,
     Granted,
     Handover,
@@ -193,6 +195,19 @@ def test_equal_facts_are_equal() -> None:
     assert lease() == lease()
     assert lease() != lease(fencing_token=8)
     assert Gone("deleted") == Gone("deleted") != Gone("taken")
+
+
+def test_a_fact_may_be_a_key_whatever_is_attached_to_it() -> None:
+    assert {lease(metadata={"pod": "a"}): 1}[lease(metadata={"pod": "a"})] == 1
+
+
+def test_two_grants_of_one_record_are_equal_whatever_they_rest_on_besides() -> None:
+    assert Granted(lease(), Bond()) == Granted(lease())
+
+
+def test_what_is_not_said_has_not_happened() -> None:
+    assert lease().given_back is False
+    assert Adoption("job", "0" * 32, "1" * 32, "web-1", 60.0).unattended is False
 
 
 # -- handed over, and remembered ---------------------------------------------------------------------------------------

@@ -114,9 +114,6 @@ class Elections:
 
     def end(self) -> None:
         """All is over."""
-        for member, election in self.begun:
-            if not member.dead and not election._has_ended():
-                self.judge.wrong("stuck", f"the campaign of {member.name} did not end")
         for work in self._at_work():
             self.judge.wrong("stuck", f"the work of {_who(work)} did not end")
 

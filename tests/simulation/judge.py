@@ -239,10 +239,17 @@ class Judge:
 
         def look() -> None:
             row = self.server.store.rows.get(name)
-            if peaceful() and row is not None and row.lease_id == lease_id and not self._may_be_left(name, row):
+            if not peaceful() or row is None or row.lease_id != lease_id or self._died_with_its_session(lease_id):
+                return
+            if not self._may_be_left(name, row):
                 self.wrong("S4", f"{name} is still held by {process.name}, which let go of it")
 
         self.kernel.after(after, look)
+
+    def _died_with_its_session(self, lease_id: str) -> bool:
+        """Tell whether a hold was lost so: nobody gives it back, for whoever wants it takes over, or it lapses."""
+        lost = [belief.hold.loss for belief in self._beliefs.values() if belief.hold.lease_id == lease_id]
+        return any(loss is not None and loss.reason == "session_died" for loss in lost)
 
     def _in_peace(self, process: Process, link: Link) -> Callable[[], bool]:
         """Return what tells whether nothing has kept a process from giving back what it did from now on."""

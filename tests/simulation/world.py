@@ -82,6 +82,8 @@ HEAR_LATE = frozenset({"delays", "cuts", "pauses", "freezes", "stalls"})
 """Faults by which a process hears late of what happens to its connections."""
 PATIENCE = 10.0
 """The box of one conversation with the store: what `PGLease` takes by default."""
+LONGEST_LOOK = 40.0
+"""Seconds that the judge's last looks may be ahead, and what is on its way."""
 GRACE = 1.0
 """Seconds of scheduling and of last looks that an answer may come late by."""
 
@@ -408,7 +410,7 @@ class World:
         if not self.kernel.run(self.until + 5 * longest + 40.0, self.all_done):
             stuck = [f"{m.name}" for m in self.members if not m.dead and m.busy]
             self.judge.wrong("stuck", f"{', '.join(stuck)} did not come to an end")
-        self.kernel.run(self.kernel.now + 1.2 * longest)
+        self.come_to_rest(self.kernel.now + 1.2 * longest)
         self.everything_is_free()
         self.judge.end(list(self.members))
         self.elections.end()
@@ -417,14 +419,29 @@ class World:
         """Tell whether every worker has ended."""
         return not any(member.busy and not member.dead for member in self.members)
 
-    def everything_is_free(self) -> None:
-        """See to it that nothing is held that nobody knows of."""
+    def come_to_rest(self, until: float) -> None:
+        """Let time pass until nothing is left: for as long as a hold may last that nobody renews, if need be."""
+        pause = LONGEST_LOOK
+        while self.kernel.now < until and (pause == LONGEST_LOOK or any(self.left_over())):
+            self.kernel.run(min(until, self.kernel.now + pause))
+            pause = 5.0
+
+    def left_over(self) -> Iterator[str]:
+        """Yield what goes on though everybody has ended."""
         now = self.server.store._store.now()
         for name, row in self.server.store.rows.items():
             if row.expires_at > now:
-                self.judge.wrong("end", f"{name} is still held by {row.owner_id}")
+                yield f"{name} is still held by {row.owner_id}"
         if self.sessions is not None and (left := self.sessions.left_over()):
-            self.judge.wrong("end", f"a lock is left over in {', '.join(left)}")
+            yield f"a lock is left over in {', '.join(left)}"
+        for member, begun in self.elections.begun:
+            if not member.dead and not begun._has_ended():
+                yield f"the campaign of {member.name} did not end"
+
+    def everything_is_free(self) -> None:
+        """See to it that nothing is held that nobody knows of."""
+        for what in self.left_over():
+            self.judge.wrong("end", what)
 
     def new_member(self) -> None:
         """Start a process."""
