@@ -17,7 +17,9 @@ from pglease.cli import demo as demos
 from pglease.cli import exporter as exporters
 from pglease.cli import failures, main, options, printing, supervise, web
 from pglease.cli import run as runs
+from pglease.cli import watch as watches
 from pglease.cli.supervise import Supervisor
+from pglease.events import LeaseChange
 
 # -- another system ----------------------------------------------------------------------------------------------------
 
@@ -169,12 +171,21 @@ def test_a_schema_and_a_release_can_be_had_for_programs_or_in_silence(call, leas
     assert call("bump-epoch", "-q") == (0, "", "")
 
 
-def test_a_quiet_watch_says_nothing_of_how_things_stand(call, leases):
-    assert leases.try_acquire("job")
+def test_a_quiet_watch_says_nothing_of_how_things_stand_and_a_program_is_told_of_all(call, monkeypatch):
+    with PGLease(MemoryBackend()) as leases:
+        lease = leases.wait_for_lease("job").lease
+    news = [LeaseChange("present", lease), LeaseChange("released", lease)]
 
-    assert call("watch", "--timeout", "300ms", "-q") == (0, "", "")
-    said = json.loads(call("watch", "--timeout", "300ms", "--json")[1])
-    assert (said["change"], said["name"]) == ("present", "job")
+    @contextlib.contextmanager
+    def watch(*_, **__):
+        coming = iter([*news, None])
+        yield SimpleNamespace(next=lambda _: next(coming))
+
+    monkeypatch.setattr(watches, "open_client", lambda *_, **__: SimpleNamespace(watch=watch))
+
+    assert [line.split()[2] for line in call("watch", "-q")[1].splitlines()] == ["job"]
+    said = [json.loads(line) for line in call("watch", "--json")[1].splitlines()]
+    assert [(each["change"], each["name"]) for each in said] == [("present", "job"), ("released", "job")]
 
 
 @pytest.mark.parametrize("quiet", [True, False])

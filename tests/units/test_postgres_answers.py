@@ -170,15 +170,18 @@ def test_a_guard_that_is_answered_neither_way_has_proved_nothing() -> None:
     claim = Claim("job", new_id(), 1)
     where = Whereabouts(lambda: postgres_guard.Place('"pglease_leases"', "base/5/1", "5", "now", False, "{1}", 7))
 
-    async def unanswered(*_: Any) -> Any:
-        return (None,)
+    async def unanswered(*_: Any) -> None:
+        """No row: the answer of a statement that found nothing to lock."""
 
-    plain: Any = SimpleNamespace(run=lambda *_: (None,), state=lambda _: OPEN)
+    async def awaited() -> None:
+        await AsyncPostgresGuard(claim, waiting, None, where, 60.0)
+
+    plain: Any = SimpleNamespace(run=lambda *_: None, state=lambda _: OPEN)
     with pytest.raises(BackendError, match="'job' was not answered"):
         PostgresGuard(claim, plain, None, where, 60.0).prove()
     waiting: Any = SimpleNamespace(run=unanswered, state=lambda _: OPEN)
     with pytest.raises(BackendError, match="'job' was not answered"):
-        asyncio.run(AsyncPostgresGuard(claim, waiting, None, where, 60.0)._prove(again=False))
+        asyncio.run(awaited())
 
 
 def test_an_asynchronous_guard_is_proved_once_however_it_is_asked_for() -> None:

@@ -87,17 +87,17 @@ class Nodes:
     def doubt(self, node: str) -> None:
         self.doubted.append(node)
 
-    def lend(self, node: str, *_: Any, **__: Any) -> Any:
+    def converse(self, node: str, talk: Any, *_: Any, **__: Any) -> Any:
         if node == "first" or not self.tells:
             raise BackendUnavailable("no answer")
-        return nullcontext(SimpleNamespace(call=lambda *_: "the slots"))
+        return talk(SimpleNamespace(call=lambda *_: "the slots"))
 
 
 @pytest.mark.parametrize("has_map", [True, False], ids=["there is a map", "there is none"])
 @pytest.mark.parametrize("tells", [True, False], ids=["the second tells", "none tells"])
 def test_the_map_of_a_cluster_is_asked_of_one_node_after_the_other(store: Any, *, tells: bool, has_map: bool) -> None:
     store._routes = nodes = Nodes(tells=tells, has_map=has_map)
-    close, store.connections = store.connections.close, SimpleNamespace(lend=nodes.lend, close=lambda: None)
+    close, store.connections = store.connections.close, SimpleNamespace(converse=nodes.converse, close=lambda: None)
 
     with nullcontext() if tells or has_map else pytest.raises(BackendUnavailable):
         store._read_map(budget(), reserved=False)
