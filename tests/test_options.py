@@ -473,3 +473,11 @@ def test_what_is_not_said_about_a_hold_is_this() -> None:
         False, "raise", None, 60.0, None,
     )  # fmt: skip
     assert wanted == options.HoldOptions("job", 60.0)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "seconds"),
+    [(None, math.inf), (math.inf, math.inf), (0, 0.0), ("5s", 5.0), (timedelta(minutes=1), 60.0)],
+)
+def test_a_call_may_wait_for_ever_for_a_while_or_not_at_all(timeout, seconds):
+    assert options.wait(timeout, "timeout") == seconds
