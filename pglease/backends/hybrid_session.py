@@ -181,6 +181,7 @@ class Session:
     def _answered(self, sent_at: float) -> None:
         """Count on it for longer, from before the question on; never again once that time was over."""
         if clock.now() >= self.until:
+            self.died = True  # before anybody gives a lock back, and makes a plain hold of one that is over
             raise SessionDied("the session was silent for too long")
         self.sent_at = sent_at
         self.until = sent_at + self._silence

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
 from pglease import PGLease, clock
 from pglease.backends.hybrid import HybridPostgresBackend
-from pglease.backends.hybrid_session import SessionDied
+from pglease.backends.hybrid_session import Session, SessionDied
 from pglease.handles import HeldLease
 from pglease.testing.local_postgres import LocalPostgres
 from pglease.testing.proxy import Proxy
@@ -110,3 +111,14 @@ def test_an_answer_that_comes_after_its_time_revives_nothing(dsn: str) -> None:
             session._answered(clock.now())
 
         assert session.until < clock.now()
+
+
+def test_a_session_that_answers_too_late_is_over_at_once() -> None:
+    session = Session.__new__(Session)
+    session._connection, session._silence = SimpleNamespace(closed=False), 1.0  # type: ignore[assignment]
+    session.until, session.died = clock.now(), False
+
+    with pytest.raises(SessionDied, match="silent"):
+        session._answered(clock.now() - 1)
+
+    assert session.is_over()
