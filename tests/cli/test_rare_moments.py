@@ -59,14 +59,15 @@ def test_only_linux_ties_a_command_to_its_parent_and_adopts_orphans(monkeypatch)
 def test_a_command_whose_parent_died_while_it_was_tied_ends_at_once(monkeypatch):
     ended = []
     monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: SimpleNamespace(prctl=lambda *_: None))
-    monkeypatch.setattr(supervise.os, "_exit", ended.append)
-    monkeypatch.setattr(supervise.os, "getpid", lambda: 4711)
+    system = SimpleNamespace(getpid=lambda: 4711, getppid=lambda: 4711, _exit=ended.append)
+    monkeypatch.setattr(supervise, "os", system)
     tie = supervise._tie_to_parent()
 
-    for parent, ends in ((4711, []), (1, [125])):
-        monkeypatch.setattr(supervise.os, "getppid", lambda parent=parent: parent)
-        tie()
-        assert ended == ends
+    tie()
+    assert ended == []
+    system.getppid = lambda: 1
+    tie()
+    assert ended == [125]
 
 
 # -- a group that is watched -------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_the_watch_signals_the_server_once_the_parent_is_gone_and_not_before(mon
 
     kernel = Kernel(getppid=20, kill=kill)
     monkeypatch.setattr(trampoline, "os", kernel)
-    monkeypatch.setattr(trampoline.time, "sleep", lambda _: None)
+    monkeypatch.setattr(trampoline, "time", SimpleNamespace(sleep=lambda _: None))
 
     trampoline.watch(10, 20, signal.SIGINT)
 
