@@ -210,12 +210,12 @@ class Judge:
         self.note(f"renewed {hold.name}, token {hold.claim.fencing_token}, until {hold.due:.3f} of its clock")
         self.look()
 
-    def doubted(self, process: Process, link: Link, name: str) -> None:
+    def doubted(self, process: Process, link: Link, name: str, *, cancelled: bool) -> None:
         """Look a while after an acquisition that came to nothing: what it may have been granted is given back."""
         since, peaceful = self.kernel.now, self._in_peace(process, link)
         after = GIVEN_BACK_AT_LAST if self.server.weather.lost else GIVEN_BACK
-        if link.cut_in_until > since:
-            after = max(after, GIVEN_BACK + WITHOUT_AN_ANSWER)
+        if link.cut_in_until > since:  # cancelled tasks may have left much more to be given back before it
+            after = max(after, GIVEN_BACK_AT_LAST if cancelled else GIVEN_BACK + WITHOUT_AN_ANSWER)
 
         def look() -> None:
             row, store = self.server.store.rows.get(name), self.server.store._store

@@ -356,7 +356,7 @@ class Member(Process):
     def came_to_nothing(self, name: str) -> None:
         """Have the judge see that nothing is left in the store, unless another worker may be asking for the same."""
         if self.world.plan.workers == 1 and not self.world.plan.rushes:
-            self.world.judge.doubted(self, self.link, name)
+            self.world.judge.doubted(self, self.link, name, cancelled=self.tasks is not None)
 
     def in_time(self, what: str, began: float, seconds: float) -> None:
         """See to it that a call came back."""
