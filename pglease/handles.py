@@ -271,10 +271,10 @@ class Hold:
     def end(self) -> bool:
         """End it in this process, before the store hears of it; False when it is over already."""
         with self._lock:
-            if self.ended or self.loss is not None:
+            if self.over:
                 return False
             now = clock.now()
-            loss = None if now < self.due else self._overdue_for(now)
+            loss = self._overdue_for(now)
             if loss is None:
                 self.ended_at, self.ended = now, True
             else:
