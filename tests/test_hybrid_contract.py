@@ -31,6 +31,8 @@ class HybridHarness(PostgresHarness):
 
     def end_session(self, backend: Backend) -> None:
         assert isinstance(backend, HybridPostgresBackend)
+        # A hold depends on the session before its row says so, and without that nobody can tell that it ended with it.
+        wait_until(lambda: not any(seat.tying for seat in list(backend._keeper._seats.values())))
         pid = pid_of(backend)
         self._link.execute("SELECT pg_terminate_backend(%s)", (pid,))
         wait_until(lambda: not self._link.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchall())

@@ -433,6 +433,8 @@ def test_a_sentinels_configuration_is_its_own_once_it_has_written_to_it(ours, tm
     ("said", "error"), [("Address already in use", PortTaken), ("Bad directive", LocalServerError)]
 )
 def test_a_valkey_that_does_not_come_up_says_why(ours, monkeypatch, tmp_path, said, error):
+    pytest.importorskip("redis")  # it is asked whether it answers
+
     def spawn(*_, log, **__):
         with log.open("a") as file:
             file.write(said)
