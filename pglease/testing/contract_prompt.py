@@ -153,8 +153,6 @@ class PromptContract:
         hold = world.bob.hold("job")
 
         _tied(hold)
-        hold.renew_after_trouble()
-        _tied(hold)  # the renewal may have been in the way of the one who wrote that down: it is written anew then
         world.harness.end_session(world.bob.backend)
 
         assert _granted_soon(world.carol, "job") == hold.token + 1
