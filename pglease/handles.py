@@ -136,7 +136,7 @@ class Hold:
     @property
     def due(self) -> float:
         """The boot clock when this process must stop acting; read by the watchdog."""
-        until = min(self.term.trusted_until, self.max_until)  # the deadline; but this is read far more often
+        until = self.deadline
         if self.exits:
             until -= exits.notice(self.span)
         return until if self.bond is None else min(until, self.bond.until)
