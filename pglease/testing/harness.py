@@ -89,7 +89,8 @@ class Harness(ABC):
     def end_session(self, backend: Backend) -> None:  # noqa: ARG002
         """Have the store end what this client's holds are bound to, as it does when the client's process dies.
 
-        Returns when it is gone for the store.
+        A hold may depend on that before its record says so, and without the record nobody can tell that it ended with
+        it: what is still being written down is waited for first. Returns when it is gone for the store.
         """
         pytest.skip("this store binds nothing to a session")
 
