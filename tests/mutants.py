@@ -1,8 +1,9 @@
 """Change one thing in a pure module, and see a test turn red: `make mutants`.
 
-Each mutant runs in a fork of a process that has imported pytest but nothing of ours, so that one takes less than a
-second. Tools that are well kept start an interpreter for each, or leave decorated methods out, where our decisions are.
-Texts are not changed: what errors say is looked at by people. Annotations and decorators decide nothing at run time.
+Each mutant runs in a fork of a process that has imported pytest but nothing of ours, the tests that make up nothing
+first and until one is red, so that most take less than a second. Tools that are well kept start an interpreter for
+each, or leave decorated methods out, where our decisions are. Texts are not changed: what errors say is looked at by
+people. Annotations and decorators decide nothing at run time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import ast
 import contextlib
 import copy
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -25,10 +27,11 @@ from typing import Any, NamedTuple
 
 import hypothesis
 import pytest
+from hypothesis.configuration import set_hypothesis_home_dir
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 60
-"""Seconds after which a mutant that does not end counts as noticed."""
+"""Seconds of computing after which a mutant that does not end counts as noticed; ten times as many of waiting."""
 NOTICED, SURVIVED = 1, 0
 MODULES = {
     "term": ["tests/test_term.py", "tests/units/test_steps.py"],
@@ -98,7 +101,7 @@ def mutants_of(module: str) -> Iterator[Mutant]:
         for variant, (what, _) in enumerate(_changes(node)):
             changed = copy.deepcopy(tree)
             _, change = list(_changes(list(_nodes(changed))[place]))[variant]
-            before = ast.unparse(node)
+            before = " ".join(ast.unparse(node).split())
             change()
             number += 1
             yield Mutant(module, getattr(node, "lineno", 0), f"{what} in `{before[:60]}`", changed)
@@ -171,7 +174,7 @@ def _become_pass(node: Any) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives out a mutant in place of its module."""
+    """Gives out a mutant in place of its module; and has the quickest tests run first."""
 
     def __init__(self, mutant: Mutant) -> None:
         self._mutant = mutant
@@ -180,6 +183,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def pytest_sessionstart(self) -> None:
         """Come before pytest's own finder, which would load every module of a package that brings a plugin."""
         sys.meta_path.insert(0, self)
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Leave what makes up examples to the end: it takes a hundred times as long, and is seldom needed."""
+        items.sort(key=lambda item: getattr(item.obj, "is_hypothesis_test", False))
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
         if name != self._name:
@@ -200,9 +207,11 @@ def try_out(mutant: Mutant) -> int:
         return pid
     code = NOTICED
     with contextlib.suppress(BaseException):
-        signal.alarm(PATIENCE)
+        signal.setitimer(signal.ITIMER_PROF, PATIENCE)
+        signal.alarm(10 * PATIENCE)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(1, 2)
+        gc.freeze()  # pytest collects garbage ten times, among the trees of all mutants
         code = NOTICED if run_tests(mutant) else SURVIVED
     os._exit(code)
 
@@ -210,13 +219,20 @@ def try_out(mutant: Mutant) -> int:
 def run_tests(mutant: Mutant) -> int:
     """Run the tests of a mutant's module, the same examples each time; 0 when all is well."""
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # how small a failure can be made is no question
+    never_too_slow = [hypothesis.HealthCheck.too_slow]  # a busy machine would have noticed every mutant
     hypothesis.settings.register_profile(
-        "mutants", max_examples=20, phases=phases, derandomize=True, database=None, deadline=None
+        "mutants",
+        max_examples=20,
+        phases=phases,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=never_too_slow,
     )
     hypothesis.settings.load_profile("mutants")
-    plugins = ["no:pglease", "no:xdist", "no:pytest_postgresql", "no:postgresql"]
-    options = [word for plugin in plugins for word in ("-p", plugin)]
-    chosen = ["--noconftest", "-x", "-q", "-W", "ignore::pytest.PytestWarning", *options]
+    set_hypothesis_home_dir(ROOT / ".venv" / ".cache" / "hypothesis")
+    plugins = ["--disable-plugin-autoload", "-p", "_hypothesis_pytestplugin", "-p", "pytest_timeout", "--timeout", "0"]
+    chosen = ["--noconftest", "-x", "-q", "-W", "ignore::pytest.PytestWarning", *plugins]
     os.chdir(ROOT)
     return int(pytest.main([*chosen, *MODULES[mutant.module]], plugins=[_Finder(mutant)]))
 
@@ -229,10 +245,12 @@ def hunt(mutants: list[Mutant], workers: int) -> list[Mutant]:
             mutant = waiting.pop()
             running[try_out(mutant)] = mutant
         pid, status = os.wait()
-        mutant = running.pop(pid)
-        if os.waitstatus_to_exitcode(status) == SURVIVED:
+        mutant, code = running.pop(pid), os.waitstatus_to_exitcode(status)
+        if code == SURVIVED:
             survivors.append(mutant)
-            print(f"SURVIVES: pglease.{mutant.module}, line {mutant.line}: {mutant.what}", flush=True)
+        if code != NOTICED:
+            how = "SURVIVES" if code == SURVIVED else f"DOES NOT END ({signal.Signals(-code).name})"
+            print(f"{how}: pglease.{mutant.module}, line {mutant.line}: {mutant.what}", flush=True)
     return survivors
 
 
