@@ -98,7 +98,7 @@ def seconds(value: Duration, argument: str, *, zero: bool = False, forever: bool
     number = _as_number(value, argument)
     if math.isnan(number):
         raise ConfigurationError(f"{argument} must be a duration, not {value!r}")
-    if math.isinf(number) and number > 0:
+    if number == math.inf:
         if forever:
             return number
         raise ConfigurationError(f"{argument} must be finite, not {value!r}")
@@ -261,7 +261,7 @@ class HoldOptions:
     wait: float | None = None
     min_hold: float = 0.0
     max_hold: float | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     heartbeat: bool = True
     fair: bool = False
     on_lost: str = "raise"
@@ -344,15 +344,15 @@ def are_usual(name: str, ttl: Duration) -> bool:
     """Tell at little cost whether a hold may be asked for by this name and ttl alone; False for what breaks a rule."""
     try:
         text(name, "name")
-        _usual_ttl(ttl)
+        _check_ttl(ttl)
     except (TypeError, ConfigurationError):  # what has no hash is no duration either
         return False
     return True
 
 
 @lru_cache(maxsize=64, typed=True)
-def _usual_ttl(ttl: Duration) -> float:
-    return seconds(ttl, "ttl")
+def _check_ttl(ttl: Duration) -> None:
+    seconds(ttl, "ttl")
 
 
 @lru_cache(maxsize=1024, typed=True)  # typed, since True is 1 otherwise

@@ -95,6 +95,7 @@ def test_a_prefix_of_its_own_stands_for_the_name_and_the_kind_goes_on_beneath():
 
     assert settings.apply("lock", "cart", {"env_prefix": "SHOP_CART_"}) == {"ttl": "7", "max_hold": "1h"}
     assert settings.apply("lock", "cart", {}) == {"ttl": "5", "max_hold": "1h"}
+    assert Settings({"SHOP_CART_TTL": "7"}).apply("lock", "cart", {"env_prefix": "SHOP_CART_"}) == {"ttl": "7"}
     with pytest.raises(ConfigurationError, match="env_prefix must be letters"):
         settings.apply("lock", "cart", {"env_prefix": "shop cart"})
 

@@ -69,6 +69,11 @@ def test_what_is_no_slot_is_refused_by_name(wanted):
         once_per(wanted)
 
 
+def test_several_words_are_meant_for_cron_however_few():
+    with pytest.raises(ConfigurationError, match="cron expression: '0 3'"):
+        once_per("0 3")
+
+
 def test_an_unknown_zone_is_refused():
     with pytest.raises(ConfigurationError, match="timezone must be an IANA name, not 'Mars/Olympus'"):
         Cron("0 3 * * *", "Mars/Olympus")

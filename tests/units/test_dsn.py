@@ -6,6 +6,7 @@ import copy
 import pickle
 import re
 import string
+import sys
 from urllib.parse import quote
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pglease.backends.postgres_dsn import Dsn
-from pglease.errors import BackendMisconfigured, ConfigurationError
+from pglease.errors import BackendMisconfigured, ConfigurationError, MissingDependencyError
 
 SPECIAL = "/:@?#[]%&=+ ,;'\"\\!$*()<>{}|^`~ä€🙂"
 PIECES = st.text(string.ascii_letters + string.digits + SPECIAL, min_size=1, max_size=24)
@@ -107,6 +108,13 @@ def test_any_password_that_is_percent_encoded_comes_out_as_it_was_given(password
     dsn = Dsn(f"postgresql://user:{quote(password, safe='')}@host/db")
 
     assert dsn.params({})["password"] == password
+
+
+def test_without_its_package_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+
+    with pytest.raises(MissingDependencyError, match="needs the package psycopg"):
+        Dsn("postgresql://localhost/shop")
 
 
 # -- refusing without a word about the secret --------------------------------------------------------------------------

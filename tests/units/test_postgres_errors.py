@@ -138,6 +138,23 @@ def test_a_connection_that_may_be_made_later_is_unavailable(text):
     assert ours.outcome_unknown is False
 
 
+@pytest.mark.parametrize(
+    ("text", "sent", "told"),
+    [
+        ("connection failed: Connection refused", False, True),
+        ('connection to socket "/x/.s.PGSQL.5432" failed: No such file or directory', False, True),
+        ('could not translate host name "db" to address', False, True),
+        ("failed to resolve host 'db'", False, True),
+        ("connection timeout expired", False, False),
+        ("Connection refused", True, False),
+    ],
+)
+def test_where_nobody_answers_the_door_the_address_is_to_be_looked_at(text, sent, told):
+    ours = translated(psycopg.OperationalError(text), str, sent=sent)
+
+    assert ("whether the address is right" in str(ours)) is told
+
+
 def test_a_statement_that_the_driver_refused_is_misconfigured():
     ours = translated(
         psycopg.ProgrammingError("the query has 0 placeholders but 1 parameters were passed"), str, sent=True

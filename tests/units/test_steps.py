@@ -110,8 +110,9 @@ def test_a_grant_ends_it_with_a_belief_counted_from_when_the_request_was_sent():
     assert asked.waits == []
 
 
-def test_who_asks_once_is_refused_once_and_does_not_wait():
-    asked = story().answer(refused())
+@pytest.mark.parametrize("took", [0.0, ROUND_TRIP])
+def test_who_asks_once_is_refused_once_and_does_not_wait(took):
+    asked = story().answer(refused(), took)
 
     assert asked.result == refused()
     assert (asked.verbs, asked.waits) == (["try_acquire"], [])
@@ -248,6 +249,16 @@ def test_the_last_look_is_made_just_before_the_end_and_then_the_rest_is_waited_o
     assert asked.now == pytest.approx(102.0)
     assert isinstance(asked.result, Refused)
     assert len(asked.calls) == 2
+
+
+def test_with_no_more_time_than_a_look_takes_there_is_none():
+    patience = Patience(LAST_LOOK, 1.0, 10.0)
+    conversation = steps.acquire(
+        REQUEST, margin=MARGIN, patience=patience, now=0.0, spread=lambda: 0.5, anew=lambda request: request
+    )
+    asked = Story(conversation, now=0.0).begin().answer(refused(), took=0.0)
+
+    assert (asked.verbs, asked.waits) == (["try_acquire"], [LAST_LOOK])
 
 
 def test_the_last_look_may_still_get_it():
@@ -440,6 +451,24 @@ def test_a_look_after_the_end_of_the_wait_asks_under_the_same_id() -> None:
     with pytest.raises(BackendUnavailable, match="too late"):
         asked.answer(granted(), took=2.0).answer(Released())
     assert ids_of(asked) == ["0" * 32]
+
+
+def test_no_other_id_is_chosen_where_nothing_is_asked_any_more() -> None:
+    chosen: list[Request] = []
+
+    def remembered(request: Request) -> Request:
+        chosen.append(request)
+        return request
+
+    patience = Patience(170.0, 1.0, 80.0)
+    conversation = steps.acquire(
+        REQUEST, margin=MARGIN, patience=patience, now=100.0, spread=lambda: 0.5, anew=remembered
+    )  # fmt: skip
+    asked = Story(conversation).begin().answer(granted(), took=69.0)
+
+    with pytest.raises(BackendUnavailable):
+        asked.answer(down(outcome_unknown=True), took=1.0)  # what may be left of it is given back by its own id
+    assert chosen == []
 
 
 def test_a_grant_at_the_very_end_of_the_wait_is_in_time() -> None:
