@@ -193,7 +193,7 @@ def _measured_apart(name: str, effort: str) -> str | None:
 def _install() -> int:
     from benchmarks import peers
 
-    found, missing = peers.installed(peers.ALL)
+    found, missing = peers.installed((*peers.ALL, peers.OURS_ASYNC_NEWEST))
     for peer in found:
         sys.stdout.write(f"{peer.store}: {peer.versioned}\n")
     for line in missing:

@@ -16,11 +16,12 @@ HOW = """Every library, ours too, is a process of its own that says what its own
 its own in the same server; nobody is in the way. A peer with *the same guarantee* is one whose lease lapses by itself;
 what holds an advisory lock writes nothing to the log, so it need not wait for a disk, and is lost with its
 connection."""
+OURS = (peers.OURS, peers.OURS_ASYNC, peers.OURS_ASYNC_NEWEST, peers.OURS_ON_REDIS)
 
 
 def section(effort: Effort) -> Section:
     """Measure with the flush of the log off and on, then on Valkey."""
-    found, missing = peers.installed(peers.ALL)
+    found, missing = peers.installed((*peers.ALL, peers.OURS_ASYNC_NEWEST))
     figures: list[Figure] = []
     runs = min(3, effort.runs)
     for flush in (False, True):
@@ -44,18 +45,21 @@ def _compared(
     with ExitStack() as life:
         players, dead = peers.playing(life, sides, addresses)
         took = in_turn({player.peer.versioned: player.pairs for player in players}, rounds=rounds, runs=runs)
-    theirs = (player.peer for player in players if player.peer.requirements or player.peer is peers.BARE)
+    theirs = (player.peer for player in players if player.peer not in OURS)
     return [_figure(peer, where, took) for peer in theirs], dead
 
 
 def _figure(peer: Peer, where: str, took: dict[str, Spread]) -> Figure:
-    """Compare one that is awaited with ours that is, where there is one."""
-    like = peers.OURS_ASYNC if peer.asynchronous and peers.OURS_ASYNC.title in took else peers.OURS
+    """Compare one that is awaited with ours that is, where there is one, on the same interpreter if it can be."""
+    like = peers.OURS
+    if peer.asynchronous and peers.OURS_ASYNC.versioned in took:
+        newest = peer.newest and peers.OURS_ASYNC_NEWEST.versioned in took
+        like = peers.OURS_ASYNC_NEWEST if newest else peers.OURS_ASYNC
     same = peer.guarantee == peers.LEASE and peer is not peers.BARE
     return Figure(
-        f"{'await ' if like is peers.OURS_ASYNC else ''}acquire + release; {where}",
+        f"{'await ' if like.asynchronous else ''}acquire + release; {where}",
         "µs",
-        took[like.title],
+        took[like.versioned],
         took[peer.versioned],
         peer.versioned,
         Aim(1.0) if same else None,

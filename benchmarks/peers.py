@@ -40,6 +40,7 @@ class Peer:
         guarantee: what it promises.
         requirements: what pip installs; the first is the library.
         newest: whether the newest interpreter of this machine is taken; else ours.
+        ours: whether it is this library, from this tree; `requirements` are what it needs.
         asynchronous: whether its verbs are awaited.
         period: seconds between two looks of one that waits.
     """
@@ -50,13 +51,14 @@ class Peer:
     guarantee: str
     requirements: tuple[str, ...] = ()
     newest: bool = False
+    ours: bool = False
     asynchronous: bool = False
     period: float = 0.1
 
     @property
     def home(self) -> Path:
         """Its environment."""
-        return HOMES / self.key
+        return HOMES / ("ours" if self.ours else self.key)
 
     @property
     def python(self) -> str:
@@ -77,6 +79,16 @@ class Peer:
 
 OURS = Peer("ours", "pglease", "postgres", LEASE)
 OURS_ASYNC = Peer("ours_async", "pglease, async", "postgres", LEASE, asynchronous=True)
+OURS_ASYNC_NEWEST = Peer(
+    "ours_async",
+    "pglease, async",
+    "postgres",
+    LEASE,
+    ("psycopg[binary]", "psycopg-pool", "tenacity", "durationpy"),
+    newest=True,
+    ours=True,
+    asynchronous=True,
+)
 OURS_ON_REDIS = Peer("ours", "pglease", "redis", LEASE)
 BARE = Peer("bare", "bare psycopg", "postgres", LEASE)
 
@@ -136,7 +148,8 @@ def _install(peer: Peer) -> str | None:
     asked = f"import importlib.metadata as m, sys; print(m.version({peer.distribution!r}), end='')"
     version = subprocess.run([peer.python, "-P", "-c", asked], capture_output=True, text=True, check=True).stdout
     major, minor = _version(peer.python) or (0, 0)
-    mark.write_text(f"{version} (Python {major}.{minor})" if peer.newest else version)
+    written = "" if peer.ours else version
+    mark.write_text(f"{written} (Python {major}.{minor})".strip() if peer.newest else written)
     return None
 
 
@@ -185,7 +198,7 @@ class Player:
         self.peer = peer
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         # Our own need what is beside us; the others must not find our pglease in place of theirs.
-        where = {} if peer.requirements else {"PYTHONPATH": str(PLAYER.parents[1])}
+        where = {"PYTHONPATH": str(PLAYER.parents[1])} if peer.ours or not peer.requirements else {}
         self._process = subprocess.Popen(
             [peer.python, "-P", str(PLAYER), peer.key, address],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True,

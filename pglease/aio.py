@@ -35,7 +35,7 @@ from typing import (
     overload,
 )
 
-from pglease import default, drive, mistakes, options
+from pglease import default, loops, mistakes, options
 from pglease.backends import Backend
 from pglease.backends.base import Fence, Guard, ParamStyle
 from pglease.blocks import Block
@@ -406,11 +406,18 @@ class AsyncPGLease(mistakes.OnlyAsyncWith):
 
         Goes to its end, in bounded time, also when the task is cancelled. See `PGLease.release`.
         """
-        return await drive.to_the_end(partial(self.client.release, name))
+        loops.running_loop()
+        taking = self.client.taking
+        hold = taking.hold_of(name)
+        if hold is None:
+            return False
+        ended = await taking.manager.arelease(hold)
+        taking.drop(hold)
+        return ended
 
     async def renew(self, name: str, ttl: Duration | None = None) -> None:
         """Extend this client's hold of `name`. See `PGLease.renew`."""
-        await drive.keep(partial(self.client.renew, name, ttl))
+        await loops.keep(partial(self.client.renew, name, ttl))
 
     def held(self, name: str) -> AsyncHeldLease | None:
         """Return a handle of this client's hold of `name`, or None when it holds nothing by that name. Not awaited."""
@@ -464,7 +471,7 @@ class AsyncPGLease(mistakes.OnlyAsyncWith):
         return await self._ask(partial(self.client.force_release, name, fencing_token))
 
     async def _ask(self, function: Callable[[], T]) -> T:
-        return await drive.ask(function, turn=self.client.taking.box)
+        return await loops.ask(function, turn=self.client.taking.box)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -474,7 +481,7 @@ class AsyncPGLease(mistakes.OnlyAsyncWith):
         Goes to its end, in bounded time, also when the task is cancelled. See `PGLease.close`.
         """
         if self._made:
-            await drive.to_the_end(self.client.close)
+            await loops.to_the_end(self.client.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -548,7 +555,7 @@ class _Body:
         hold.lost.tell(self._hear)
 
     def _hear(self) -> None:
-        drive.tell_loop(self._loop, self._begin)
+        loops.tell_loop(self._loop, self._begin)
 
     def _begin(self) -> None:
         if self._left or self._again is not None:
@@ -648,11 +655,11 @@ class AsyncHeldLease:
 
     async def ensure(self, seconds: Duration) -> bool:
         """Tell whether at least `seconds` are left, renewing if that helps. See `HeldLease.ensure`."""
-        return await drive.keep(partial(self._lease.ensure, seconds))
+        return await loops.keep(partial(self._lease.ensure, seconds))
 
     async def renew(self, ttl: Duration | None = None) -> None:
         """Extend by hand. See `HeldLease.renew`; cancelled, it is unknown whether that was done."""
-        await drive.keep(partial(self._lease.renew, ttl))
+        await loops.keep(partial(self._lease.renew, ttl))
 
     def require_progress(self, within: Duration | None) -> None:
         """Have it renewed only while `progress` is called at least so often. See `HeldLease.require_progress`."""
@@ -664,18 +671,19 @@ class AsyncHeldLease:
 
     async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Replace what is attached to it, while it is held. See `HeldLease.set_metadata`."""
-        await drive.keep(partial(self._lease.set_metadata, metadata))
+        await loops.keep(partial(self._lease.set_metadata, metadata))
 
     async def transfer(self, owner: str, ttl: Duration | None = None) -> Handover:
         """Hand the lease over. See `HeldLease.transfer`; goes to its end also when the task is cancelled."""
-        return await drive.to_the_end(partial(self._lease.transfer, owner, ttl))
+        return await loops.to_the_end(partial(self._lease.transfer, owner, ttl))
 
     async def release(self) -> bool:
         """End the hold (or let it run until `min_hold`); True if this call ended it. Idempotent.
 
         Goes to its end, in bounded time, also when the task is cancelled. See `HeldLease.release`.
         """
-        return await drive.to_the_end(self._lease.release)
+        hold = self._lease._hold
+        return await hold.keeper.arelease(hold)
 
     def guard(self, connection: Any) -> Guard:
         """Have the store refuse a stale holder inside the caller's transaction. See `HeldLease.guard`.
@@ -712,7 +720,7 @@ class LostEvent:
         """Wait until the hold is lost, for at most `timeout` seconds (None: for ever); tell whether it is."""
         seconds = options.wait(timeout, "timeout")
         if not self.is_set():
-            await drive.asleep(seconds, self._lease._hold.lost)
+            await loops.asleep(seconds, self._lease._hold.lost)
         return self.is_set()
 
 

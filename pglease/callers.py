@@ -35,6 +35,11 @@ class Callers:
         self._under_way = 0
         self._threads = 0
 
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way, or waits for its turn."""
+        return self._under_way > 0
+
     def submit(self, function: Callable[[], T]) -> Future[T]:
         """Have `function` called; the future can be cancelled as long as that has not begun."""
         call: Future[T] = Future()

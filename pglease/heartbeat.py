@@ -13,10 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from pglease import clock, exits, identity, options, watchdog
-from pglease.backends.base import Backend, Budget
+from pglease.backends.base import Backend, Begun, Budget, SplitBackend
 from pglease.errors import BackendClosed, BackendError, BackendUnavailable, PgleaseError, ReleaseError
 from pglease.events import Observer
 from pglease.giveback import GiveBack
@@ -61,6 +61,18 @@ class _Dropped:
 @dataclass(frozen=True, slots=True)
 class _Stop:
     pass
+
+
+class BegunRelease(NamedTuple):
+    """A release that was sent and whose answer nobody has read.
+
+    Attributes:
+        release: the other half.
+        budget: for both.
+    """
+
+    release: Begun[ReleaseOutcome]
+    budget: Budget
 
 
 BY_TIME = frozenset({"expired", "unreachable", "max_hold"})
@@ -327,10 +339,10 @@ class HeartbeatManager:
 
     # -- releasing -----------------------------------------------------------------------------------------------------
 
-    def release(self, hold: Hold) -> bool:
+    def release(self, hold: Hold, begun: BegunRelease | None = None) -> bool:
         """End `hold`. See `HeldLease.release`."""
         try:
-            outcome = self.settle(hold, RELEASE_BOX)
+            outcome = self.settle(hold, RELEASE_BOX, begun)
         except BackendError as error:
             raise ReleaseError(
                 f"the release of {hold.name!r} could not be confirmed: {error}; it is over here and lapses in the "
@@ -339,23 +351,58 @@ class HeartbeatManager:
             ) from error
         return isinstance(outcome, Released)
 
-    def settle(self, hold: Hold, seconds: float) -> ReleaseOutcome | None:
+    async def arelease(self, hold: Hold) -> bool:
+        """Do the same without blocking the event loop, and to the end; a cancellation follows when it is done."""
+        from pglease import loops
+
+        loops.running_loop()  # or it is refused before anything has ended
+        begun = self.begin_release(hold, RELEASE_BOX)
+        release = None if begun is None else begun.release
+        return await loops.to_the_end(lambda: self.release(hold, begun), begun=release)
+
+    def begin_release(self, hold: Hold, seconds: float) -> BegunRelease | None:
+        """End `hold` here and send its release, where the store can do that without waiting. Give that to `settle`.
+
+        None: `settle` does all of it.
+        """
+        if not self.backend.traits.in_two_halves or not hold.end():
+            return None
+        try:
+            budget = Budget.of(seconds, clock.now)
+            store = cast("SplitBackend", self.backend)
+            begun = store.begin_release(hold.name, hold.lease_id, budget, min_hold=hold.min_hold)
+            if begun is None:
+                return None
+            hold.release_begun()
+        except BaseException as error:
+            self.unconfirmed(hold, error)
+            raise
+        return BegunRelease(begun, budget)
+
+    def settle(self, hold: Hold, seconds: float, begun: BegunRelease | None = None) -> ReleaseOutcome | None:
         """End `hold` here, then in the store; None if it was over already.
 
         A lease that turns out to have been gone before counts as lost. Trouble with the store is raised; the background
         goes on trying, and this may be called again.
+
+        Args:
+            hold: which.
+            seconds: how long the store may take.
+            begun: what `begin_release` has sent.
         """
         try:
-            if not (hold.ended and not hold.settled) and not hold.end():
-                return None
-            hold.release_begun()
-            budget = Budget.of(seconds, clock.now)
-            outcome = self.backend.release(hold.name, hold.lease_id, budget, min_hold=hold.min_hold)
+            if begun is not None:
+                budget = begun.budget
+                outcome = begun.release.finish()
+            else:
+                if not (hold.ended and not hold.settled) and not hold.end():
+                    return None
+                hold.release_begun()
+                budget = Budget.of(seconds, clock.now)
+                outcome = self.backend.release(hold.name, hold.lease_id, budget, min_hold=hold.min_hold)
         except BaseException as error:
             if hold.ended:  # and not interrupted before
-                self.notices.tell_of("unconfirmed", hold, error=error)
-                if not isinstance(error, BackendClosed):
-                    self._give_back(hold)
+                self.unconfirmed(hold, error)
             raise
         first = hold.release_answered()
         self._on_over(hold)
@@ -369,6 +416,12 @@ class HeartbeatManager:
         else:
             self.notices.tell_of("released", hold)
         return outcome
+
+    def unconfirmed(self, hold: Hold, error: BaseException | None) -> None:
+        """Tell that the store has not confirmed the end of `hold`, and have the background go on with it."""
+        self.notices.tell_of("unconfirmed", hold, error=error)
+        if not isinstance(error, BackendClosed):
+            self._give_back(hold)
 
     def _give_back(self, hold: Hold) -> None:
         """Have the background end it in the store, and tell when that is confirmed."""
@@ -424,10 +477,9 @@ class HeartbeatManager:
 
     def let_go(self, hold: Hold, trouble: Exception | None = None) -> None:
         """End `hold` here, and in the store in the background: for those who cannot wait, because of `trouble`."""
-        if hold.end():
+        if hold.end() or (hold.unconfirmed and not hold.releases):  # ended, and nothing was sent
             self._on_over(hold)
-            self.notices.tell_of("unconfirmed", hold, error=trouble)
-            self._give_back(hold)
+            self.unconfirmed(hold, trouble)
 
     def _tick(self) -> None:
         try:

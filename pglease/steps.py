@@ -1,7 +1,7 @@
 """The conversations that take more than one step, as generators: what to ask, how long to wait, when to stop.
 
-Pure: a step is yielded, somebody else (`drive.py`) carries it out and sends an `Answer` back, with the time. The same
-generators serve threads and event loops.
+Pure: a step is yielded, somebody else (`drive.py` on a thread, `loops.py` on an event loop) carries it out and sends an
+`Answer` back, with the time. The same generators serve both.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from pglease.errors import (
 )
 from pglease.events import EventKind, Observer
 from pglease.handles import HeldLease, Hold, NotAcquired
-from pglease.heartbeat import HASTY_RELEASE_BOX, RELEASE_BOX, HeartbeatManager
+from pglease.heartbeat import HASTY_RELEASE_BOX, RELEASE_BOX, BegunRelease, HeartbeatManager
 from pglease.notices import Notices
 from pglease.options import HoldOptions
 from pglease.records import Adoption, InTheWay, Loss, Refused, Request
@@ -176,6 +176,8 @@ class Taking:
 
     async def atake_many(self, wanted: Sequence[HoldOptions]) -> list[HeldLease] | NotAcquired | None:
         """Do the same without blocking the event loop; a cancelled task leaves nothing behind."""
+        from pglease import loops
+
         asked = [self._request(each)[0] for each in wanted]
         margin = self.manager.margin_for(wanted[0].ttl)
         nap = TaskNap(self.refuse_if_closed)
@@ -186,7 +188,7 @@ class Taking:
 
         conversation = steps.acquire_many(asked, margin=margin, attempt=self.box)
         try:
-            found = await drive.arun(conversation, self.backend, give_back, nap.arest)
+            found = await loops.arun(conversation, self.backend, give_back, nap.arest)
             return self._all_taken(found, asked, wanted, margin)
         except Exception as error:  # a cancellation has been seen to by then
             self._let_all_go(asked, wanted, error)
@@ -238,11 +240,13 @@ class Taking:
 
     async def atake(self, wanted: HoldOptions, *, poll: float | None = None) -> HeldLease | NotAcquired:
         """Take a lease by checked options without blocking the event loop; a cancelled task leaves nothing behind."""
+        from pglease import loops
+
         request, margin = self._request(wanted)
         attempt = Attempt.begin(self.manager.notices, request, wanted)
         asked = [request]
-        nap = TaskNap(self.refuse_if_closed)
-        waiter = self._waiter(request, wanted, nap, poll)
+        nap = TaskNap(self.refuse_if_closed) if wanted.wait else None  # as in `take`
+        waiter = None if nap is None else self._waiter(request, wanted, nap, poll)
 
         def give_back(call: Future[steps.Answer]) -> None:
             if waiter is None or waiter.in_doubt:  # else it was a mark or a place that was asked for
@@ -250,7 +254,8 @@ class Taking:
 
         try:
             conversation = self._conversation(asked, wanted, margin, waiter)
-            found = await drive.arun(conversation, self.backend, give_back, nap.arest)
+            pause = self.anap if nap is None else nap.arest
+            found = await loops.arun(conversation, self.backend, give_back, pause)
         except BackendUnavailable as error:
             return self._refused_before(asked[-1], error, attempt)
         except BaseException as error:
@@ -258,7 +263,7 @@ class Taking:
             raise
         taken, trouble = self._taken(found, asked[-1], wanted, margin, attempt)
         if trouble is not None:
-            await drive.to_the_end(lambda: self._return(taken))
+            await loops.to_the_end(lambda: self._return(taken))
             raise trouble
         return taken
 
@@ -375,7 +380,9 @@ class Taking:
 
     async def anap(self, seconds: float) -> None:
         """Sleep like `nap`, without blocking the event loop."""
-        await drive.asleep(seconds, self.closed)
+        from pglease import loops
+
+        await loops.asleep(seconds, self.closed)
         self.refuse_if_closed()
 
     def refuse_if_closed(self) -> None:
@@ -390,13 +397,21 @@ class Taking:
                 f"this thread already holds {name!r} through this client; waiting for it would never end", name=name
             )
 
-    def leave(self, hold: Hold, body_error: BaseException | None, *, until: float = _NEVER) -> None:
+    def leave(
+        self,
+        hold: Hold,
+        body_error: BaseException | None,
+        *,
+        until: float = _NEVER,
+        begun: BegunRelease | None = None,
+    ) -> None:
         """End the hold of a block; say loudly what went wrong, but never instead of the block's own error.
 
         Args:
             hold: the block's.
             body_error: what the block has raised, if it has.
             until: the boot clock by which it must be left; it may have had to wait for its turn.
+            begun: its release, if that was sent.
         """
         hold.in_block = False
         trouble: BackendError | ConfigurationError | None = None
@@ -404,7 +419,7 @@ class Taking:
         if until != _NEVER:
             box = max(LEAST, min(box, until - clock.now()))
         try:
-            self.manager.settle(hold, box)
+            self.manager.settle(hold, box, begun)
         except BackendError as error:
             trouble = error
         except ConfigurationError as error:  # the lent connection was of no use; the background tries another
@@ -415,6 +430,8 @@ class Taking:
 
     async def aleave(self, hold: Hold, body_error: BaseException | None) -> None:
         """`leave` without blocking the event loop, in bounded time; a cancellation follows when it is done."""
+        from pglease import loops
+
         if isinstance(body_error, GeneratorExit):  # closed rather than cancelled: nobody is there to wait with
             hold.in_block = False
             self.manager.let_go(hold)
@@ -424,17 +441,22 @@ class Taking:
         else:
             box = _box_for(body_error)
             until = clock.now() + box
-            await drive.to_the_end(
-                lambda: self.leave(hold, body_error, until=until),
+            begun = self.manager.begin_release(hold, box)
+            await loops.to_the_end(
+                lambda: self.leave(hold, body_error, until=until, begun=begun),
                 seconds=box,
-                instead=lambda: self.leave_later(hold, body_error),
+                instead=lambda: self.leave_later(hold, body_error, begun=begun),
+                begun=None if begun is None else begun.release,
             )
 
-    def leave_later(self, hold: Hold, body_error: BaseException | None) -> None:
+    def leave_later(self, hold: Hold, body_error: BaseException | None, *, begun: BegunRelease | None = None) -> None:
         """`leave` without asking the store here: the background does."""
         hold.in_block = False
         trouble = BackendUnavailable("other releases are stuck before it")
-        self.manager.let_go(hold, trouble)
+        if begun is None:
+            self.manager.let_go(hold, trouble)
+        else:
+            self.manager.unconfirmed(hold, trouble)
         self._say_how_it_ended(hold, trouble, body_error)
 
     def _say_how_it_ended(

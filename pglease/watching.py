@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from pglease import clock, drive, forks, options
+from pglease import clock, forks, options
 from pglease.backends.base import Backend, Budget
 from pglease.bell import Bell
 from pglease.errors import BackendError, BackendUnavailable
@@ -277,12 +277,14 @@ class AsyncWatch:
 
     async def next(self, seconds: Duration) -> LeaseChange | None:
         """Return the next change, waiting for at most `seconds`. See `Watch.next`."""
+        from pglease import loops
+
         for rest in self._watch.rests(seconds):
             if rest:
-                await drive.asleep(rest, self._watch.woken)
+                await loops.asleep(rest, self._watch.woken)
             else:
                 try:
-                    await drive.ask(self._watch.look)
+                    await loops.ask(self._watch.look)
                 except BackendUnavailable:  # its turn did not come
                     self._watch.woken.clear()
                     self._watch.look_later()

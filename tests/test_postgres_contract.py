@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
+from typing import cast
 
 import psycopg
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from pglease.backends.base import Backend
 from pglease.backends.postgres import PostgresBackend
 from pglease.testing.contract import BackendContract
+from pglease.testing.contract_halves import InHalves
 from pglease.testing.harness import Harness
 from pglease.testing.local_postgres import LocalPostgres
 
@@ -97,5 +99,22 @@ class TestPostgres(BackendContract):
     @pytest.fixture
     def harness(self, own_server: LocalPostgres) -> Iterator[Harness]:
         harness = PostgresHarness(own_server)
+        yield harness
+        harness.close()
+
+
+class HalvesHarness(PostgresHarness):
+    """Everything that can be is said in halves, as event loops do."""
+
+    model_runs = 20
+
+    def open(self) -> Backend:
+        return cast("Backend", InHalves(PostgresBackend(self._server.dsn, history=self.history)))
+
+
+class TestPostgresInHalves(BackendContract):
+    @pytest.fixture
+    def harness(self, own_server: LocalPostgres) -> Iterator[Harness]:
+        harness = HalvesHarness(own_server)
         yield harness
         harness.close()

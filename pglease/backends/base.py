@@ -50,10 +50,13 @@ C23  Remembered, where the trait `history` is true and the backend was told to k
      died has nobody to write that, so whoever takes over, or gives it back late, does; until then it is read from the
      record. Each name keeps its last ones, as many as was said, and as long as it has a record: a cleanup takes both.
 
+C24  In two halves, where the trait `in_two_halves` is true. The first half of a verb sends its question and waits for
+     nothing; the other is finished on any thread, and every clause holds for both together as it does for the verb.
+     What nobody finishes ends with the budget.
+
 A backend is synchronous and never hears of asyncio. A verb that a store cannot keep is a trait; asking for it there is
 a `ConfigurationError` that names it (`WakesNobody`, `KeepsNoQueue`, `FencesNothing`, `TakesNoGroups`,
-`RemembersNothing`). Nothing above
-this floor branches on the kind of store.
+`RemembersNothing`, `AsksInOne`). Nothing above this floor branches on the kind of store.
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ import builtins
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, Self, TypeAlias, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, Self, TypeAlias, TypeVar, cast, runtime_checkable
 
 from pglease.errors import ConfigurationError
 from pglease.records import (
@@ -145,6 +148,7 @@ class Traits:
         token_survives_loss: whether tokens go on rising after the store lost acknowledged writes.
         groups: whether several names can be taken in one step, all or none.
         history: whether the store can remember holds that have ended.
+        in_two_halves: whether questions can be sent without waiting for the answer: event loops ask without a thread.
         slots: whether the store's own clock writes the times of a record, so that `once_per` slots can be judged.
         caveat: what is to be known before this store is chosen, in a few words; empty when the rest says it all.
     """
@@ -160,6 +164,7 @@ class Traits:
     token_survives_loss: bool = False
     groups: bool = False
     history: bool = False
+    in_two_halves: bool = False
     slots: bool = False
     caveat: str = ""
 
@@ -328,6 +333,62 @@ class RememberingBackend(Backend, Protocol):
         """
 
 
+AnswerT_co = TypeVar("AnswerT_co", covariant=True)
+
+
+class Begun(Protocol[AnswerT_co]):
+    """A verb whose question was sent and whose answer nobody has read. It is one thread's at a time. C24.
+
+    It is ended by `finish` or `drop`.
+
+    Attributes:
+        watch: what an event loop keeps for this connection from one answer to the next; None at first.
+    """
+
+    watch: object
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer was read and says it all: then `finish` waits for nothing."""
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor: it turns readable when something comes, or when the budget is spent.
+
+        Not to be asked once `arrived` was true: by then it may be another's.
+        """
+
+    def arrived(self) -> bool:
+        """Read what has come, without waiting; tell whether there is nothing more to wait for."""
+
+    def finish(self) -> AnswerT_co:
+        """Return what the verb comes to, and do what is left of it: waits, within the budget, unless `done`.
+
+        Raises:
+            BackendError: as for the verb.
+        """
+
+    def drop(self) -> None:
+        """Give the answer up. Whether the verb was carried out stays unknown. Waits for nothing."""
+
+
+class SplitBackend(Backend, Protocol):
+    """What a store with the trait `in_two_halves` adds: verbs that an event loop asks without a thread."""
+
+    def begin_try_acquire(self, request: Request, budget: Budget) -> Begun[Granted | Refused] | None:
+        """Send the question of `try_acquire` and wait for nothing. C24.
+
+        The budget is for both halves.
+
+        Returns:
+            the other half; None where it takes waiting just now (for a connection, say). Then nothing was sent.
+        """
+
+    def begin_release(
+        self, name: str, lease_id: str, budget: Budget, *, min_hold: float = 0.0
+    ) -> Begun[ReleaseOutcome] | None:
+        """Do the same for `release`. C24."""
+
+
 ParamStyle: TypeAlias = Literal["format", "pyformat", "named", "qmark", "numeric", "numeric_dollar"]
 """How a driver writes parameters: `%s`, `%(name)s`, `:name`, `?`, `:1`, `$1`."""
 
@@ -448,6 +509,20 @@ class RemembersNothing:
     def history(self, name: str, budget: Budget, *, limit: int, prefix: bool = False) -> NoReturn:  # noqa: ARG002
         """Say that this store cannot."""
         raise lacks(self.traits, "history", "history")
+
+
+class AsksInOne:
+    """For a store without the trait `in_two_halves`."""
+
+    traits: Traits
+
+    def begin_try_acquire(self, request: Request, budget: Budget) -> NoReturn:  # noqa: ARG002
+        """Say that this store cannot."""
+        raise lacks(self.traits, "in_two_halves", "begin_try_acquire")
+
+    def begin_release(self, name: str, lease_id: str, budget: Budget, *, min_hold: float = 0.0) -> NoReturn:  # noqa: ARG002
+        """Say that this store cannot."""
+        raise lacks(self.traits, "in_two_halves", "begin_release")
 
 
 class FencesNothing:

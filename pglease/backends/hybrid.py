@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pglease import clock, options
-from pglease.backends.base import Budget, lacks
+from pglease.backends.base import AsksInOne, Budget, lacks
 from pglease.backends.hybrid_keeper import Keeper, Seat, who
 from pglease.backends.hybrid_session import CLIENT_SETTINGS, Mark, Session, pooler_in_between
 from pglease.backends.hybrid_sql import LOCKS_IN_USE, MARKING, HybridStatements, key_of
@@ -56,7 +56,7 @@ LOOK_EVERY = 0.2
 _PREFIX = "hybrid+"
 
 
-class HybridPostgresBackend(PostgresBackend):
+class HybridPostgresBackend(AsksInOne, PostgresBackend):  # a lock comes first, and after a grant its mark
     """Leases in a PostgreSQL table, each bound to a session whose death frees it.
 
     Args:
@@ -82,6 +82,7 @@ class HybridPostgresBackend(PostgresBackend):
         kind="PostgreSQL, hybrid",
         prompt_failover=True,
         groups=False,
+        in_two_halves=False,
         caveat="no pooler; one connection more for each client",
     )
 

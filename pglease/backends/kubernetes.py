@@ -27,7 +27,15 @@ from typing import Any, NamedTuple, TypeVar
 from pglease import clock as boot_clock
 from pglease import forks, options
 from pglease.backends import kubernetes_objects as objects
-from pglease.backends.base import Budget, FencesNothing, KeepsNoQueue, RemembersNothing, TakesNoGroups, Traits
+from pglease.backends.base import (
+    AsksInOne,
+    Budget,
+    FencesNothing,
+    KeepsNoQueue,
+    RemembersNothing,
+    TakesNoGroups,
+    Traits,
+)
 from pglease.backends.checks import Check
 from pglease.backends.kubernetes_api import Leases, Outrun
 from pglease.backends.kubernetes_http import Wire
@@ -77,7 +85,7 @@ class _Seen(NamedTuple):
     since: Sighting
 
 
-class KubernetesBackend(KeepsNoQueue, FencesNothing, TakesNoGroups, RemembersNothing):
+class KubernetesBackend(KeepsNoQueue, FencesNothing, TakesNoGroups, RemembersNothing, AsksInOne):
     """A client of the Leases in one namespace. See `Backend` for the verbs, and the module for what a crash costs.
 
     Args:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pglease import clock as boot_clock
 from pglease import forks, options
-from pglease.backends.base import Budget, FencesNothing, Traits
+from pglease.backends.base import AsksInOne, Budget, FencesNothing, Traits
 from pglease.errors import BackendClosed
 from pglease.records import (
     Adoption,
@@ -203,7 +203,7 @@ class _Subscription:
         self._heard.put(None)
 
 
-class MemoryBackend(FencesNothing):
+class MemoryBackend(FencesNothing, AsksInOne):
     """A client of a store in this process's memory. See `Backend` for the verbs.
 
     Args:

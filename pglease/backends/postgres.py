@@ -24,6 +24,7 @@ from pglease import clock, forks, options
 from pglease.backends import postgres_fencing, postgres_guard, postgres_schema, postgres_waiting
 from pglease.backends.base import Budget, Fence, Guard, ParamStyle, Traits
 from pglease.backends.postgres_asking import BUSY_RETRY_AFTER, REASONS, adopt, ask, ask_for_all, refuse_busy
+from pglease.backends.postgres_begun import Begun
 from pglease.backends.postgres_connections import BorrowedConnections, Connections, OwnConnections
 from pglease.backends.postgres_dsn import Address, Dsn
 from pglease.backends.postgres_epochs import Lineage, Quarantine, ask_lineage, raise_epoch
@@ -78,6 +79,7 @@ TRAITS = Traits(
     groups=True,
     history=True,
     token_survives_loss=True,
+    in_two_halves=True,
     slots=True,
 )
 _REMEMBERED = 4096
@@ -255,14 +257,38 @@ class PostgresBackend:
 
     def try_acquire(self, request: Request, budget: Budget) -> Granted | Refused:
         """See `Backend.try_acquire`."""
+        return self._try_acquire(request, budget)
+
+    def _try_acquire(self, request: Request, budget: Budget, *, unknown: bool = False) -> Granted | Refused:
         until = self._known_held.get(request.name)
         answer = None if until is None else self._look(request, until, budget)
-        if answer is not None:
-            return answer
-        answer = self._converse(lambda link, sql: self._ask(link, sql, request, budget), budget)
-        if isinstance(answer, Refused) and answer.retry_after > BUSY_RETRY_AFTER:
-            self._remember(request.name, clock.now() + answer.retry_after)
+        if answer is None:
+            answer = self._converse(lambda link, sql: self._ask(link, sql, request, budget), budget, unknown=unknown)
+            self._note_holder(request.name, answer)
         return answer
+
+    def begin_try_acquire(self, request: Request, budget: Budget) -> Begun[Granted | Refused] | None:
+        """See `SplitBackend.begin_try_acquire`."""
+        sql = self._statements
+        loan = None if sql is None else self.connections.lend_idle(budget)
+        if sql is None or loan is None:
+            return None
+        held = self._known_held.get(request.name, 0.0) > clock.now()
+
+        def read(rows: builtins.list[Row]) -> Granted | Refused | None:
+            answer = answer_in(rows)
+            if answer is None:
+                self._no_longer_known(request.name)
+            elif not held:
+                self._note_holder(request.name, answer)
+            return answer
+
+        def verb(unknown: bool) -> Granted | Refused:
+            return self._try_acquire(request, budget, unknown=unknown)
+
+        if held:
+            return Begun(loan, sql.look, {"name": request.name, "lease_id": request.lease_id}, read, verb)
+        return Begun(loan, sql.try_acquire, _question(request), read, verb)
 
     def _look(self, request: Request, until: float, budget: Budget) -> Granted | Refused | None:
         """Look without asking when the last answer said that the name is held for longer: the common case of losing."""
@@ -278,20 +304,17 @@ class PostgresBackend:
         """Ask at once the next time: a look first would cost those who were woken a round trip."""
         self._known_held.pop(name, None)
 
+    def _note_holder(self, name: str, answer: Granted | Refused) -> None:
+        if isinstance(answer, Refused) and answer.retry_after > BUSY_RETRY_AFTER:
+            self._remember(name, clock.now() + answer.retry_after)
+
     def _remember(self, name: str, until: float) -> None:
         if len(self._known_held) >= _REMEMBERED:
             self._known_held.clear()
         self._known_held[name] = until
 
     def _ask(self, link: Link, sql: Statements, request: Request, budget: Budget, **more: Any) -> Granted | Refused:
-        params = more | {
-            "name": request.name,
-            "owner": request.owner_id,
-            "lease_id": request.lease_id,
-            "ttl": request.ttl,
-            "metadata": written(request.metadata),
-            "in_turn": False,
-        }
+        params = more | _question(request)
         return ask(link, sql, request, params, budget, quarantine=self._quarantine, pause=self._closing.wait)
 
     def try_acquire_many(self, requests: Sequence[Request], budget: Budget) -> builtins.list[Granted] | InTheWay | None:
@@ -326,23 +349,49 @@ class PostgresBackend:
     def release(self, name: str, lease_id: str, budget: Budget, *, min_hold: float = 0.0) -> ReleaseOutcome:
         """See `Backend.release`."""
         params = {"name": name, "lease_id": lease_id, "min_hold": min_hold}
-        tries = _Tries(budget)
+        return self._release(params, budget, _Tries(budget))
 
+    def _release(self, params: dict[str, Any], budget: Budget, tries: _Tries) -> ReleaseOutcome:
         def end(link: Link, sql: Statements) -> ReleaseOutcome:
             earlier = tries.begin()
             row = _first_in_line(link, sql, sql.release, params, budget)
-            tries.heard(earlier)
-            if row is None:
-                return Gone("deleted")
-            if row[0] == "released":
-                return Released()
-            refuse_busy(row[0], name)
-            lease = lease_in(row)
-            if tries.may_have_done(earlier, _over_for(row[0], lease)):
-                return Released()  # by that try; a rival may have the name by now
-            return Gone(REASONS[row[0]], lease)
+            return self._release_outcome(row, params["name"], tries, earlier)
 
         return self._converse(end, budget)
+
+    def _release_outcome(self, row: Row | None, name: str, tries: _Tries, earlier: float | None) -> ReleaseOutcome:
+        """Read what a release came to. `earlier` is when the first try was sent that nobody answered."""
+        tries.heard(earlier)
+        if row is None:
+            return Gone("deleted")
+        if row[0] == "released":
+            self._no_longer_known(name)  # whom we have kept from it ourselves need not look first
+            return Released()
+        refuse_busy(row[0], name)
+        lease = lease_in(row)
+        if tries.may_have_done(earlier, _over_for(row[0], lease)):
+            return Released()  # by that try; a rival may have the name by now
+        return Gone(REASONS[row[0]], lease)
+
+    def begin_release(
+        self, name: str, lease_id: str, budget: Budget, *, min_hold: float = 0.0
+    ) -> Begun[ReleaseOutcome] | None:
+        """See `SplitBackend.begin_release`."""
+        sql = self._statements
+        loan = None if sql is None else self.connections.lend_idle(budget)
+        if sql is None or loan is None:
+            return None
+        params = {"name": name, "lease_id": lease_id, "min_hold": min_hold}
+        tries = _Tries(budget)
+        earlier = tries.begin()
+
+        def read(rows: builtins.list[Row]) -> ReleaseOutcome | None:
+            if rows and rows[0][0] == "busy":  # it takes standing in line
+                tries.heard(earlier)
+                return None
+            return self._release_outcome(_first(rows), name, tries, earlier)
+
+        return Begun(loan, sql.release, params, read, lambda _: self._release(params, budget, tries))
 
     def force_release(self, name: str, fencing_token: int, budget: Budget) -> bool:
         """See `Backend.force_release`."""
@@ -478,16 +527,26 @@ class PostgresBackend:
 
     # -- conversations -------------------------------------------------------------------------------------------------
 
-    def _converse(self, talk: Callable[[Link, Statements], T], budget: Budget, *, reserved: bool = False) -> T:
+    def _converse(
+        self,
+        talk: Callable[[Link, Statements], T],
+        budget: Budget,
+        *,
+        reserved: bool = False,
+        unknown: bool = False,
+    ) -> T:
         """Hold one conversation; while trouble is of the kind that passes, hold it again until the budget is spent."""
-        return self._persist(lambda: self._once(talk, budget, reserved=reserved), budget)
+        return self._persist(lambda: self._once(talk, budget, reserved=reserved), budget, unknown=unknown)
 
-    def _persist(self, act: Callable[[], T], budget: Budget) -> T:
-        """Do something; while trouble is of the kind that passes, do it again until the budget is spent."""
+    def _persist(self, act: Callable[[], T], budget: Budget, *, unknown: bool = False) -> T:
+        """Do something; while trouble is of the kind that passes, do it again until the budget is spent.
+
+        `unknown` says that an earlier try may have been carried out unheard.
+        """
         try:
             return act()
         except BackendUnavailable as trouble:
-            unknown = trouble.outcome_unknown
+            trouble.outcome_unknown = unknown = unknown or trouble.outcome_unknown
         # The first try again is made at once: most often a restart had left a dead connection in the pool.
         retrying = tenacity.Retrying(
             wait=tenacity.wait_random_exponential(multiplier=0.02, max=0.5),
@@ -664,6 +723,18 @@ def _first_in_line(
         if sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
         return row
+
+
+def _question(request: Request) -> dict[str, Any]:
+    """Return a request as `try_acquire` of `postgres_sql` has it."""
+    return {
+        "name": request.name,
+        "owner": request.owner_id,
+        "lease_id": request.lease_id,
+        "ttl": request.ttl,
+        "metadata": written(request.metadata),
+        "in_turn": False,
+    }
 
 
 def _over_for(verdict: str, lease: Lease) -> float:

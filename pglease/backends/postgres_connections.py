@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pglease")
 
+_NO_TIME = 0.001
+"""Seconds to wait for a connection that lies idle. The pool takes none for a time that is over already."""
 _FIRST_LOOK = 0.025
 """How often a caller who waits for a connection looks whether connecting has failed; the pool itself would not say."""
 PROBE = """
@@ -63,6 +65,12 @@ class Connections(Protocol):
 
         `reserved` asks for the one that is kept for renewals. Inside, `budget.sending()` has been called; a driver's
         error comes out as ours.
+        """
+
+    def lend_idle(self, budget: Budget) -> Loan | None:
+        """Lend at once, waiting for nothing, a connection of ours that lies idle; None where there is none.
+
+        `budget.sending()` has been called. The loan has to be ended, whatever becomes of the conversation.
         """
 
     def connect(self, budget: Budget) -> Connection | None:
@@ -121,6 +129,7 @@ class OwnConnections:
         self._places: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(self.pool_size):
             self._places.put(None)
+        self._queueing: list[None] = []  # one for each thread that waits for a token; a list, since it needs no lock
         self._pool: ConnectionPool[Any] | None = None
         self._report = Report()
 
@@ -131,7 +140,26 @@ class OwnConnections:
 
     def lend(self, budget: Budget, *, reserved: bool = False) -> AbstractContextManager[Link]:
         """See `Connections.lend`."""
-        return _Loan(self, budget, reserved=reserved)
+        return _LoanInTime(self, budget, reserved=reserved)
+
+    def lend_idle(self, budget: Budget) -> Loan | None:
+        """See `Connections.lend_idle`. Never before threads that wait: who need not wait would always be the first."""
+        pool = self._pool
+        if pool is None or self._queueing or not self._take_idle_place():
+            return None
+        connection = loan = None
+        try:
+            connection = _idle_in(pool)
+            if connection is not None and not connection.link.in_transactions:  # which takes several statements
+                connection.link.cutoff.arm(budget.until)
+                budget.sending()
+                loan = Loan(self, connection)
+            return loan
+        finally:
+            if loan is None and connection is not None:
+                self.put_back(connection, None, reserved=False)
+            elif loan is None:
+                self._free_place(reserved=False)
 
     def connect(self, budget: Budget) -> Connection:
         """See `Connections.connect`."""
@@ -161,6 +189,8 @@ class OwnConnections:
         cutoff = connection.link.cutoff
         try:
             cutoff.disarm()
+            if cutoff.fired:  # also after an answer that had come by then: this socket is shut
+                connection.close()
             if error is None or isinstance(error, BackendError):
                 return None
             if isinstance(error, Exception):
@@ -179,13 +209,25 @@ class OwnConnections:
                 connection.close()
             self._free_place(reserved=reserved)
 
+    def _take_idle_place(self) -> bool:
+        try:
+            self._places.get_nowait()
+        except queue.Empty:
+            return False
+        return True
+
     def _take_place(self, budget: Budget) -> None:
+        if self._take_idle_place():
+            return
+        self._queueing.append(None)
         try:
             self._places.get(timeout=max(0.0, budget.left()))
         except queue.Empty:
             raise BackendUnavailable(
                 f"no connection was free in time: all {self.pool_size} of the pool are in use"
             ) from None
+        finally:
+            self._queueing.pop()
 
     def _free_place(self, *, reserved: bool) -> None:
         if not reserved:
@@ -193,7 +235,6 @@ class OwnConnections:
 
     def _explained(self, error: Exception, connection: Any, cutoff: Cutoff) -> BackendError:
         if cutoff.fired:
-            connection.close()
             return BackendUnavailable("PostgreSQL did not answer in time", outcome_unknown=True)
         ours = translated(error, self.dsn.scrub, sent=True)
         if ours.sqlstate in STALE_PREPARED:
@@ -287,6 +328,18 @@ class OwnConnections:
             pool.close(timeout=1.0)
 
 
+def _idle_in(pool: ConnectionPool[Any]) -> Connection | None:
+    """Take an idle connection out of the pool, which by itself would wait for one."""
+    import psycopg_pool
+
+    if not pool.get_stats()["pool_available"]:
+        return None
+    try:
+        return pool.getconn(timeout=_NO_TIME)  # type: ignore[no-any-return]
+    except (psycopg_pool.PoolTimeout, psycopg_pool.PoolClosed):  # somebody was faster
+        return None
+
+
 def _params(dsn: Dsn, connect_timeout: int, more: Mapping[str, Any] | None) -> dict[str, Any]:
     dsn.refresh()
     several = "," in (dsn.get("host") or os.environ.get("PGHOST", ""))
@@ -306,7 +359,30 @@ def _params(dsn: Dsn, connect_timeout: int, more: Mapping[str, Any] | None) -> d
     )
 
 
-class _Loan:
+class Loan:
+    """One connection of our pool, in the hands of somebody who gives it back when the conversation has ended.
+
+    Attributes:
+        link: the connection, as statements see it.
+    """
+
+    __slots__ = ("_connection", "_connections", "link")
+
+    def __init__(self, connections: OwnConnections, connection: Connection) -> None:
+        self._connections, self._connection = connections, connection
+        self.link = connection.link
+
+    def end(self, error: Exception | None = None) -> BackendError | None:
+        """Give it back, with the driver's error that the conversation ended in; returns ours for it. On any thread."""
+        return self._connections.put_back(self._connection, error, reserved=False)
+
+    def drop(self) -> None:
+        """Close it in mid-conversation: nobody knows what its next answer would belong to."""
+        self._connection.close()
+        self._connections.put_back(self._connection, None, reserved=False)
+
+
+class _LoanInTime:
     """One connection of our pool for one conversation; no generator, which would cost as much as reading a row."""
 
     __slots__ = ("_budget", "_connection", "_connections", "_reserved")
@@ -422,6 +498,9 @@ class BorrowedConnections:
             ours = _explained_borrowing(error, sent=sent)
         if ours is not None:
             raise ours
+
+    def lend_idle(self, budget: Budget) -> None:
+        """See `Connections.lend_idle`: nobody knows what the factory waits for."""
 
     def connect(self, budget: Budget) -> None:  # noqa: ARG002
         """See `Connections.connect`: one that is lent cannot be kept."""

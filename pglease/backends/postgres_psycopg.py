@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 from psycopg import generators, pq
+from psycopg.abc import PQGen
 
 from pglease.backends.cutoff import Cutoff
 from pglease.backends.postgres_connections import OURS_ALONE, PROBE, Report
@@ -39,41 +40,55 @@ class _Statement:
 
 
 class OwnLink(Link):
-    """One of our own connections. A statement is prepared the first time a connection sees it."""
+    """One of our own connections. A statement is prepared the first time a connection sees it.
 
-    __slots__ = ("_pgconn", "_prepared", "cutoff")
+    Attributes:
+        cutoff: shuts its socket when a conversation is overdue.
+        watch: what an event loop keeps with it; None for none.
+    """
+
+    __slots__ = ("_pgconn", "_prepared", "cutoff", "watch")
 
     def __init__(self, connection: psycopg.Connection[Any], *, in_transactions: bool) -> None:
         super().__init__(connection, in_transactions=in_transactions)
         self._pgconn = connection.pgconn
         self._prepared: dict[str, _Statement] | None = None if connection.prepare_threshold is None else {}
         self.cutoff = Cutoff(connection.pgconn.socket)
+        self.watch: object = None  # an event loop's
 
     def _rows(self, statement: str, params: Mapping[str, Any] | None) -> list[Row]:
+        return self.wait(self.asking(statement, params))
+
+    def asking(self, statement: str, params: Mapping[str, Any] | None) -> PQGen[list[Row]]:
+        """Run one statement as psycopg's own layer does: a generator that yields what it waits for.
+
+        It belongs to whoever drives it: `wait`, on a thread, or an event loop that watches the connection's socket.
+        """
         if self._prepared is None:
             text, names = _numbered(statement)
             self._pgconn.send_query_params(text, [_written(params[name]) for name in names] if params else None)
-            result = self._result()
+            result = (yield from generators.execute(self._pgconn))[-1]
             return _read(result, _readers(result))
-        known = self._prepared.get(statement) or self._prepare(self._prepared, statement)
+        known = self._prepared.get(statement) or (yield from self._prepare(self._prepared, statement))
         self._pgconn.send_query_prepared(
             known.name, [_written(params[name]) for name in known.params] if params else None
         )
-        result = self._result()
+        result = (yield from generators.execute(self._pgconn))[-1]
         if known.readers is None and result.status == pq.ExecStatus.TUPLES_OK:
             known.readers = _readers(result)
         return _read(result, known.readers or [])
 
-    def _prepare(self, prepared: dict[str, _Statement], statement: str) -> _Statement:
+    def wait(self, asking: PQGen[list[Row]]) -> list[Row]:
+        """Drive a statement to its end, from wherever it is."""
+        return self.connection.wait(asking)  # type: ignore[no-any-return]
+
+    def _prepare(self, prepared: dict[str, _Statement], statement: str) -> PQGen[_Statement]:
         text, params = _numbered(statement)
         known = _Statement(f"pglease_{len(prepared)}".encode(), params)
         self._pgconn.send_prepare(known.name, text)
-        _read(self._result(), [])
+        _read((yield from generators.execute(self._pgconn))[-1], [])
         prepared[statement] = known
         return known
-
-    def _result(self) -> Any:
-        return self.connection.wait(generators.execute(self._pgconn))[-1]
 
 
 @lru_cache(maxsize=256)

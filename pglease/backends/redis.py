@@ -26,7 +26,7 @@ from urllib.parse import unquote
 import tenacity
 
 from pglease import clock, forks, options
-from pglease.backends.base import Budget, FencesNothing, RemembersNothing, TakesNoGroups, Traits
+from pglease.backends.base import AsksInOne, Budget, FencesNothing, RemembersNothing, TakesNoGroups, Traits
 from pglease.errors import (
     BackendError,
     BackendMisconfigured,
@@ -115,7 +115,7 @@ _REASONS: dict[bytes, LossReason] = {
 }
 
 
-class RedisBackend(FencesNothing, TakesNoGroups, RemembersNothing):
+class RedisBackend(FencesNothing, TakesNoGroups, RemembersNothing, AsksInOne):
     """Leases in Redis (6 or newer) or Valkey: one server, one behind Sentinel, or a Cluster.
 
     Args:

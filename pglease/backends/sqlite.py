@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pglease import clock, forks, options
 from pglease.backends import sqlite_guard, sqlite_turn
-from pglease.backends.base import Budget, Fence, Guard, ParamStyle, RemembersNothing, Traits
+from pglease.backends.base import AsksInOne, Budget, Fence, Guard, ParamStyle, RemembersNothing, Traits
 from pglease.backends.sqlite_file import LeaseFile
 from pglease.backends.sqlite_pipes import Listener, Pipes
 from pglease.backends.sqlite_rows import Row, Sight, ns
@@ -63,7 +63,7 @@ def _nothing(_: sqlite3.Connection) -> None:
     """Have no answer."""
 
 
-class SQLiteBackend(RemembersNothing):
+class SQLiteBackend(RemembersNothing, AsksInOne):
     """Leases in an SQLite file, for the processes of one host. See `Backend` for the verbs.
 
     Args:

@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, Self, TypeVar, final
 
-from pglease import clock, current, drive, identity, mistakes, options
+from pglease import clock, current, identity, loops, mistakes, options
 from pglease.aio import GRACE, AsyncHeldLease
 from pglease.blocks import Unasked
 from pglease.errors import ConfigurationError
@@ -91,7 +91,7 @@ class AsyncLock:
 
     async def reconfigure(self, config: LockConfig) -> None:
         """Go by other options. See `Lock.reconfigure`."""
-        await drive.keep(partial(self._lock.reconfigure, config))
+        await loops.keep(partial(self._lock.reconfigure, config))
 
     @property
     def name(self) -> str:
@@ -112,7 +112,7 @@ class AsyncLock:
 
     async def locked(self) -> bool:
         """Tell whether anybody holds it, by the store. See `Lock.locked`."""
-        return await drive.ask(self._lock.locked)
+        return await loops.ask(self._lock.locked)
 
     def owned(self) -> bool:
         """Tell whether this task holds it through this client. Not awaited."""
@@ -120,11 +120,11 @@ class AsyncLock:
 
     async def extend(self, ttl: Duration | None = None) -> AsyncHeldLease:
         """Extend what was acquired. See `Lock.extend`."""
-        return AsyncHeldLease(await drive.keep(partial(self._lock.extend, ttl)))
+        return AsyncHeldLease(await loops.keep(partial(self._lock.extend, ttl)))
 
     async def release(self) -> None:
         """End what was acquired. See `Lock.release`; goes to its end also when the task is cancelled."""
-        await drive.to_the_end(self._lock.release)
+        await loops.to_the_end(self._lock.release)
 
     @asynccontextmanager
     async def hold(self, timeout: Duration | None = None) -> AsyncIterator[AsyncHeldLease]:  # noqa: ASYNC109
@@ -185,7 +185,7 @@ class AsyncTaskLock:
 
     async def reconfigure(self, config: TaskLockConfig) -> None:
         """Go by other options. See `TaskLock.reconfigure`."""
-        await drive.keep(partial(self._lock.reconfigure, config))
+        await loops.keep(partial(self._lock.reconfigure, config))
 
     @property
     def name(self) -> str:
@@ -202,7 +202,7 @@ class AsyncTaskLock:
 
     async def refresh(self, ttl: Duration | None = None) -> AsyncHeldLease:
         """Extend the run. See `TaskLock.refresh`."""
-        return AsyncHeldLease(await drive.keep(partial(self._lock.refresh, ttl)))
+        return AsyncHeldLease(await loops.keep(partial(self._lock.refresh, ttl)))
 
     async def extend(self, ttl: Duration | None = None) -> AsyncHeldLease:
         """See `refresh`."""
@@ -210,11 +210,11 @@ class AsyncTaskLock:
 
     async def locked(self) -> bool:
         """Tell whether the lease is held, or waited out, by the store. See `TaskLock.locked`."""
-        return await drive.ask(self._lock.locked)
+        return await loops.ask(self._lock.locked)
 
     async def release(self) -> None:
         """End the run. See `TaskLock.release`."""
-        await drive.to_the_end(self._lock.release)
+        await loops.to_the_end(self._lock.release)
 
     async def __aenter__(self) -> AsyncHeldLease | NotAcquired:
         self._lock._refuse_if_in_use()
@@ -245,7 +245,7 @@ class AsyncReadWriteLock:
 
     async def reconfigure(self, config: ReadWriteLockConfig) -> None:
         """Go by other options. See `ReadWriteLock.reconfigure`."""
-        await drive.keep(partial(self._lock.reconfigure, config))
+        await loops.keep(partial(self._lock.reconfigure, config))
 
     @property
     def name(self) -> str:
@@ -283,15 +283,15 @@ class AsyncReadWriteLock:
 
     async def generation(self) -> int:
         """Return the token of the present or the last writer, by the store. See `ReadWriteLock.generation`."""
-        return await drive.ask(lambda: self._lock.generation)
+        return await loops.ask(lambda: self._lock.generation)
 
     async def poisoned(self) -> bool:
         """Tell whether the last writer's lease ran out, by the store. See `ReadWriteLock.poisoned`."""
-        return await drive.ask(lambda: self._lock.poisoned)
+        return await loops.ask(lambda: self._lock.poisoned)
 
     async def readers(self) -> list[Lease]:
         """Return the records of those who read, by the store. See `ReadWriteLock.readers`."""
-        return await drive.ask(self._lock.readers)
+        return await loops.ask(self._lock.readers)
 
     def __repr__(self) -> str:
         return repr(self._lock).replace("<ReadWriteLock", "<AsyncReadWriteLock", 1)
@@ -311,7 +311,7 @@ class AsyncSemaphore:
 
     async def reconfigure(self, config: SemaphoreConfig) -> None:
         """Go by other options. See `Semaphore.reconfigure`."""
-        await drive.keep(partial(self._semaphore.reconfigure, config))
+        await loops.keep(partial(self._semaphore.reconfigure, config))
 
     @property
     def name(self) -> str:
@@ -343,7 +343,7 @@ class AsyncSemaphore:
 
     async def holders(self) -> list[Lease]:
         """Return the records of those who hold a slot, by the store. See `Semaphore.holders`."""
-        return await drive.ask(self._semaphore.holders)
+        return await loops.ask(self._semaphore.holders)
 
     @asynccontextmanager
     async def hold(self, timeout: Duration | None = None) -> AsyncIterator[AsyncHeldLease]:  # noqa: ASYNC109
@@ -408,7 +408,7 @@ class AsyncLeaseGroup:
 
     async def release(self) -> bool:
         """End all of them. See `LeaseGroup.release`."""
-        return await drive.to_the_end(self._group.release)
+        return await loops.to_the_end(self._group.release)
 
     def __repr__(self) -> str:
         return repr(self._group).replace("<LeaseGroup", "<AsyncLeaseGroup", 1)
@@ -492,7 +492,7 @@ class AsyncLeaderElection:
 
     async def reconfigure(self, config: LeaderElectionConfig) -> None:
         """Go by other options. See `LeaderElection.reconfigure`."""
-        await drive.keep(partial(self._election.reconfigure, config))
+        await loops.keep(partial(self._election.reconfigure, config))
 
     @property
     def name(self) -> str:
@@ -503,7 +503,7 @@ class AsyncLeaderElection:
 
     def start(self) -> Self:
         """Begin to campaign. Does nothing if it runs already. Not awaited."""
-        drive.running_loop()
+        loops.running_loop()
         self._election.start()
         return self
 
@@ -558,7 +558,7 @@ class AsyncLeaderElection:
 
     async def record(self) -> Lease | None:
         """Return the record of the present or the last leader, read now. See `LeaderElection.record`."""
-        return await drive.ask(lambda: self._election.record)
+        return await loops.ask(lambda: self._election.record)
 
     def observe(self) -> AsyncWatch:
         """Watch who leads, without ever being a candidate. See `LeaderElection.observe`. Not awaited."""
@@ -579,8 +579,8 @@ class AsyncLeaderElection:
 
     async def _until(self, met: Callable[[], R], seconds: float | None = None) -> R:
         """Return what `met` says as soon as that is true, or at the end of the time."""
-        loop, changed = drive.running_loop(), asyncio.Event()
-        listener = partial(drive.tell_loop, loop, changed.set)
+        loop, changed = loops.running_loop(), asyncio.Event()
+        listener = partial(loops.tell_loop, loop, changed.set)
         self._election._add_listener(listener)
         try:
             async with asyncio.timeout(None if seconds == float("inf") else seconds):
@@ -683,7 +683,7 @@ class AsyncLeaderElection:
 
     async def request_step_down(self) -> bool:
         """Ask the present leader to step down. See `LeaderElection.request_step_down`."""
-        return await drive.ask(self._election.request_step_down)
+        return await loops.ask(self._election.request_step_down)
 
     def __repr__(self) -> str:
         return repr(self._election).replace("<LeaderElection", "<AsyncLeaderElection", 1)
@@ -704,7 +704,7 @@ class _Ending:
 
     def hear(self) -> None:
         """Note, on whatever thread, that it is time to end."""
-        drive.tell_loop(self._loop, self._begin)
+        loops.tell_loop(self._loop, self._begin)
 
     def _begin(self) -> None:
         if not self.begun and not self._task.done():

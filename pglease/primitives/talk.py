@@ -161,7 +161,7 @@ def look(wish: Look | List | Renew, leases: PGLease) -> Any:
 
 async def arun(talk: Talk[T], leases: PGLease) -> T:
     """Carry a talk out on the running event loop: a waiting task parks no thread."""
-    from pglease import drive
+    from pglease import loops
 
     try:
         wish = next(talk)
@@ -177,11 +177,11 @@ async def arun(talk: Talk[T], leases: PGLease) -> T:
                 elif isinstance(wish, Rest):
                     answer = None
                     if not await _marked(wish):
-                        await drive.asleep(_length(wish), wish.vigil.bell)
+                        await loops.asleep(_length(wish), wish.vigil.bell)
                     wish.vigil.about_to_look()
                     leases.taking.refuse_if_closed()
                 else:
-                    answer = await drive.ask(functools.partial(look, wish, leases))
+                    answer = await loops.ask(functools.partial(look, wish, leases))
             except BaseException as error:  # noqa: BLE001  # as above
                 wish = talk.throw(error)
             else:
@@ -193,10 +193,10 @@ async def arun(talk: Talk[T], leases: PGLease) -> T:
 
 
 async def _marked(rest: Rest) -> bool:
-    from pglease import drive
+    from pglease import loops
 
     try:
-        return await drive.ask(functools.partial(rest.vigil.mark, rest.names, rest.at_most))
+        return await loops.ask(functools.partial(rest.vigil.mark, rest.names, rest.at_most))
     except BackendUnavailable:  # its turn did not come: nothing is heard of, and looked at the more often
         return False
 

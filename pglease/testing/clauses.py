@@ -29,6 +29,7 @@ CLAUSES = {
     "C21": "described",
     "C22": "all or none",
     "C23": "remembered",
+    "C24": "in two halves",
 }
 """Each clause in a few words; `pglease.backends.base` says them in full."""
 

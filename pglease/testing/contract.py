@@ -37,6 +37,7 @@ from pglease.records import Adoption, Gone, Granted, Held, Lease, Refused, Renew
 from pglease.testing.clauses import CLAUSES, clause_map, clauses
 from pglease.testing.contract_fencing import FencingContract
 from pglease.testing.contract_groups import GroupContract
+from pglease.testing.contract_halves import HalvesContract
 from pglease.testing.contract_handing import HandingContract
 from pglease.testing.contract_history import HistoryContract
 from pglease.testing.contract_prompt import PromptContract
@@ -129,9 +130,9 @@ every_verb = pytest.mark.parametrize("verb", VERBS)
 
 
 class BackendContract(
-    WaitingContract, FencingContract, PromptContract, HandingContract, GroupContract, HistoryContract
+    WaitingContract, FencingContract, PromptContract, HandingContract, GroupContract, HistoryContract, HalvesContract
 ):
-    """Clauses C1 to C23. Subclass it with a fixture `harness`."""
+    """Clauses C1 to C24. Subclass it with a fixture `harness`."""
 
     @pytest.fixture
     def harness(self) -> Iterator[Harness]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pglease import AsyncPGLease, LeaseLostError, MemoryBackend, PGLease, ReleaseError, drive
+from pglease import AsyncPGLease, LeaseLostError, MemoryBackend, PGLease, ReleaseError, loops
 from tests.support.worlds import TABLE, Stopwatch, child, execute, is_free, wait_until
 
 TASKS = 20
@@ -353,7 +353,7 @@ def test_blocks_are_left_in_time_though_every_thread_is_stuck_in_the_store():
                 await asyncio.sleep(60)
 
         async def main() -> float:
-            tasks = [asyncio.create_task(work(f"job-{n}")) for n in range(3 * drive.MOST_KEEPERS)]
+            tasks = [asyncio.create_task(work(f"job-{n}")) for n in range(3 * loops.MOST_KEEPERS)]
             while len(begun) < len(tasks):  # noqa: ASYNC110  # counted by many tasks
                 await asyncio.sleep(0.01)
             watch = Stopwatch()
@@ -361,7 +361,7 @@ def test_blocks_are_left_in_time_though_every_thread_is_stuck_in_the_store():
                 task.cancel()
             await asyncio.wait(tasks, timeout=10, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0.2)
-            assert len([task for task in tasks if task.done()]) == 2 * drive.MOST_KEEPERS
+            assert len([task for task in tasks if task.done()]) == 2 * loops.MOST_KEEPERS
             leases.client.taking.backend.go_on.set()
             answers = await asyncio.gather(*tasks, return_exceptions=True)
             assert {type(answer) for answer in answers} == {asyncio.CancelledError}

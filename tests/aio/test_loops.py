@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import anyio
 import pytest
 
-from pglease import AsyncPGLease, BackendClosed, ConfigurationError, PGLease, drive
+from pglease import AsyncPGLease, BackendClosed, ConfigurationError, PGLease, loops
 from tests.support.worlds import TABLE, Stopwatch, execute, is_free, wait_until
 
 
@@ -73,7 +73,7 @@ def test_a_thousand_waiting_tasks_need_no_more_threads_than_the_few_that_call(le
         for _ in range(20):
             await asyncio.sleep(0.05)
             most = max(most, threading.active_count())
-        assert most <= before + drive.MOST_CALLS + 4  # the client's own: heartbeat, watchdog, whoever listens
+        assert most <= before + loops.MOST_CALLS + 4  # the client's own: heartbeat, watchdog, whoever listens
         assert not any(task.done() for task in tasks)
         for task in tasks:
             task.cancel()

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from pglease import drive
+from pglease import loops
 from pglease.aio import AsyncHeldLease, AsyncPGLease
 from pglease.callers import Callers
 from pglease.errors import LeaseLostError, PgleaseError
@@ -73,7 +73,7 @@ class Asking(Callers):
     """Makes the calls of tasks; one that is marked is cancelled while its next call is under way."""
 
     def __init__(self, tasks: Tasks) -> None:
-        super().__init__(drive.MOST_CALLS, "asking")
+        super().__init__(loops.MOST_CALLS, "asking")
         self._tasks = tasks
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
@@ -89,7 +89,7 @@ class Tasks:
         self.member, self.world = member, member.world
         self.leases = AsyncPGLease(member.client)
         self.asking = Asking(self)
-        self.keeping = Callers(drive.MOST_KEEPERS, "keeping")
+        self.keeping = Callers(loops.MOST_KEEPERS, "keeping")
         self.loop: Loop | None = None
         self.tasks: list[asyncio.Task[None]] = []
         self.marked = False
@@ -112,7 +112,7 @@ class Tasks:
         if self.world.kernel.random.random() < 0.75:
             self.marked = True
         elif self.loop is not None and running:
-            drive.tell_loop(self.loop, self.world.kernel.random.choice(running).cancel)
+            loops.tell_loop(self.loop, self.world.kernel.random.choice(running).cancel)
 
     def asks(self) -> None:
         """Note that the running task asks the store."""
@@ -120,7 +120,7 @@ class Tasks:
         if self.marked and loop is not None and task is not None:
             self.marked = False
             seconds = kernel.random.random() * 2 * self.world.server.weather.delay
-            kernel.after(seconds, lambda: drive.tell_loop(loop, task.cancel))
+            kernel.after(seconds, lambda: loops.tell_loop(loop, task.cancel))
 
     def end(self) -> None:
         """Close what is left when the simulation is over."""
@@ -152,7 +152,7 @@ class Tasks:
         if not member.busy:
             began = world.kernel.now
             with contextlib.suppress(asyncio.CancelledError):
-                await drive.to_the_end(member.client.close)
+                await loops.to_the_end(member.client.close)
             member.in_time("close", began, 6.0)
 
     def _let_go(self, since: float) -> None:

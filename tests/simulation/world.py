@@ -20,12 +20,12 @@ from pglease import (
     callers,
     client,
     clock,
-    drive,
     giveback,
     handles,
     heartbeat,
     identity,
     listening,
+    loops,
     notices,
     taking,
     waiting,
@@ -687,8 +687,8 @@ class Stage:
         self.rest_on(election.Campaign, virtual.Thread)
         self.patch(clock, "now", virtual.clock)
         self.patch(identity, "current_caller", virtual.caller)
-        self.patch(drive, "_asking", lambda: self._tasks().asking)
-        self.patch(drive, "_keeping", lambda: self._tasks().keeping)
+        self.patch(loops, "_asking", lambda: self._tasks().asking)
+        self.patch(loops, "_keeping", lambda: self._tasks().keeping)
         self.patch(identity, "new_lease_id", lambda: f"{virtual._kernel.random.getrandbits(128):032x}")
         self.patch(watchdog, "watch", self._watch)
         self.patch(watchdog, "forget", self._forget)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pglease import AsyncPGLease, PGLease, clock, drive, giveback, options
+from pglease import AsyncPGLease, PGLease, clock, drive, giveback, loops, options
 from pglease.backends.base import Budget
 from pglease.backends.memory import MemoryBackend
 from pglease.bell import Bell
@@ -75,7 +75,7 @@ def nobody(future: Future[Answer]) -> None:
 def arun(
     steps: Generator[Step, Answer, Any], backend: MemoryBackend, abandoned: Callable[[Future[Answer]], None] = nobody
 ) -> Coroutine[Any, Any, Any]:
-    return drive.arun(steps, backend, abandoned, asyncio.sleep)
+    return loops.arun(steps, backend, abandoned, asyncio.sleep)
 
 
 # -- run ---------------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_hundreds_of_waiting_tasks_park_no_thread(backend):
 
     before = threading.active_count()
 
-    assert asyncio.run(main()) <= before + drive.MOST_CALLS
+    assert asyncio.run(main()) <= before + loops.MOST_CALLS
 
 
 def test_an_error_of_a_call_comes_out_on_the_loop():
@@ -249,9 +249,9 @@ def test_a_call_that_has_not_begun_when_its_task_is_cancelled_is_not_made(backen
     async def main() -> list[Any]:
         tasks = [
             asyncio.create_task(arun(asks(f"job-{number}"), backend, lambda _: None))
-            for number in range(3 * drive.MOST_CALLS)
+            for number in range(3 * loops.MOST_CALLS)
         ]
-        while len(backend.threads) < drive.MOST_CALLS:  # noqa: ASYNC110  # counted on other threads
+        while len(backend.threads) < loops.MOST_CALLS:  # noqa: ASYNC110  # counted on other threads
             await asyncio.sleep(0.001)
         for task in tasks:
             task.cancel()
@@ -261,8 +261,8 @@ def test_a_call_that_has_not_begun_when_its_task_is_cancelled_is_not_made(backen
     backend.before.set()
 
     assert all(isinstance(answer, asyncio.CancelledError) for answer in answers)
-    drive._asking().submit(lambda: None).result(10)
-    assert len(backend.threads) == drive.MOST_CALLS
+    loops._asking().submit(lambda: None).result(10)
+    assert len(backend.threads) == loops.MOST_CALLS
 
 
 def test_a_cancellation_in_a_pause_hands_nothing_over_when_the_answer_was_clear(backend):
@@ -413,8 +413,8 @@ def test_a_call_whose_turn_does_not_come_within_its_time_is_trouble_and_is_never
         return (yield Call("try_acquire", (Request(name, "me", "a" * 32, 60.0),), seconds))
 
     async def main() -> Answer:
-        stuck = [asyncio.create_task(arun(one(f"stuck-{n}", 20.0), backend)) for n in range(drive.MOST_CALLS)]
-        while len(backend.threads) < drive.MOST_CALLS:  # noqa: ASYNC110  # counted on other threads
+        stuck = [asyncio.create_task(arun(one(f"stuck-{n}", 20.0), backend)) for n in range(loops.MOST_CALLS)]
+        while len(backend.threads) < loops.MOST_CALLS:  # noqa: ASYNC110  # counted on other threads
             await asyncio.sleep(0.001)
         answer = await arun(one("job", 0.1), backend)
         backend.before.set()
@@ -446,7 +446,7 @@ def test_a_call_that_waited_for_its_turn_has_what_is_left_of_its_time():
 
     async def main() -> None:
         backend = Slow()
-        stuck = [asyncio.create_task(arun(look("stuck", 60.0), backend)) for _ in range(drive.MOST_CALLS)]
+        stuck = [asyncio.create_task(arun(look("stuck", 60.0), backend)) for _ in range(loops.MOST_CALLS)]
         await asyncio.sleep(0)
         late = asyncio.create_task(arun(look("late", 60.0), backend))
         await asyncio.sleep(0.3)  # timers of the loop may come a little early
@@ -462,12 +462,12 @@ def test_what_must_go_to_its_end_is_done_otherwise_when_its_turn_does_not_come()
     go_on, done = threading.Event(), []
 
     async def main() -> None:
-        stuck = [asyncio.create_task(drive.to_the_end(lambda: go_on.wait(20))) for _ in range(drive.MOST_KEEPERS)]
+        stuck = [asyncio.create_task(loops.to_the_end(lambda: go_on.wait(20))) for _ in range(loops.MOST_KEEPERS)]
         await asyncio.sleep(0)
-        answer = await drive.to_the_end(lambda: done.append("late"), seconds=0.05, instead=lambda: "instead")
+        answer = await loops.to_the_end(lambda: done.append("late"), seconds=0.05, instead=lambda: "instead")
         assert answer == "instead"
         waiting = asyncio.create_task(
-            drive.to_the_end(lambda: done.append("late"), seconds=0.05, instead=lambda: done.append("instead"))
+            loops.to_the_end(lambda: done.append("late"), seconds=0.05, instead=lambda: done.append("instead"))
         )
         await asyncio.sleep(0)
         waiting.cancel()
@@ -485,12 +485,12 @@ def test_what_must_go_to_its_end_and_cannot_be_done_otherwise_gets_a_thread_of_i
     go_on, done = threading.Event(), []
 
     async def main() -> None:
-        stuck = [asyncio.create_task(drive.to_the_end(lambda: go_on.wait(60))) for _ in range(drive.MOST_KEEPERS)]
+        stuck = [asyncio.create_task(loops.to_the_end(lambda: go_on.wait(60))) for _ in range(loops.MOST_KEEPERS)]
         await asyncio.sleep(0)
-        assert await drive.to_the_end(lambda: "done", seconds=0.05) == "done"
+        assert await loops.to_the_end(lambda: "done", seconds=0.05) == "done"
         with pytest.raises(ZeroDivisionError):
-            await drive.to_the_end(lambda: 1 / 0, seconds=0.05)
-        waiting = asyncio.create_task(drive.to_the_end(lambda: done.append("all the same"), seconds=0.05))
+            await loops.to_the_end(lambda: 1 / 0, seconds=0.05)
+        waiting = asyncio.create_task(loops.to_the_end(lambda: done.append("all the same"), seconds=0.05))
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -522,7 +522,7 @@ def test_a_block_whose_release_came_to_its_turn_late_is_left_by_the_same_time_as
 
     async def main() -> None:
         leases = AsyncPGLease(Silent())
-        await asyncio.gather(*(leave(leases, f"job-{number}") for number in range(2 * drive.MOST_KEEPERS)))
+        await asyncio.gather(*(leave(leases, f"job-{number}") for number in range(2 * loops.MOST_KEEPERS)))
         await leases.close()
 
     asyncio.run(main())
@@ -559,26 +559,26 @@ def test_a_forgotten_answer_and_its_errors_make_no_noise(fails, caplog):
             raise ZeroDivisionError
 
     async def main() -> None:
-        await cancelled_at(asyncio.create_task(drive.ask(work)), begun.is_set)
+        await cancelled_at(asyncio.create_task(loops.ask(work)), begun.is_set)
 
     asyncio.run(main())
     go_on.set()
-    drive._asking().submit(lambda: None).result(10)
+    loops._asking().submit(lambda: None).result(10)
     gc.collect()
 
     assert caplog.records == []
 
 
-@pytest.mark.parametrize(("run", "most"), [(drive.ask, drive.MOST_CALLS), (drive.keep, drive.MOST_KEEPERS)])
+@pytest.mark.parametrize(("run", "most"), [(loops.ask, loops.MOST_CALLS), (loops.keep, loops.MOST_KEEPERS)])
 def test_what_waits_for_its_turn_behind_calls_that_are_stuck_is_told_so_in_time_and_not_made(run, most, monkeypatch):
     go_on, made = threading.Event(), []
 
     async def main() -> None:
         stuck = [asyncio.create_task(run(lambda: go_on.wait(60))) for _ in range(most)]
         await asyncio.sleep(0)
-        monkeypatch.setattr(drive, "TURN", 0.1)
+        monkeypatch.setattr(loops, "TURN", 0.1)
         with pytest.raises(BackendUnavailable, match="stuck before us"):
-            await (run(made.append) if run is drive.keep else run(made.append, turn=0.1))
+            await (run(made.append) if run is loops.keep else run(made.append, turn=0.1))
         go_on.set()
         assert all(await asyncio.gather(*stuck))
 
@@ -594,10 +594,10 @@ def test_a_watch_whose_look_has_to_wait_for_its_turn_goes_on_waiting(monkeypatch
 
     async def main() -> None:
         with PGLease(MemoryBackend()) as leases:
-            stuck = [asyncio.create_task(drive.ask(lambda: go_on.wait(60))) for _ in range(drive.MOST_CALLS)]
+            stuck = [asyncio.create_task(loops.ask(lambda: go_on.wait(60))) for _ in range(loops.MOST_CALLS)]
             await asyncio.sleep(0)
             watch = AsyncPGLease(leases).watch("job")
-            monkeypatch.setattr(drive.ask, "__kwdefaults__", {"turn": 0.05})
+            monkeypatch.setattr(loops.ask, "__kwdefaults__", {"turn": 0.05})
             assert await watch.next(0.2) is None
             go_on.set()
             await asyncio.gather(*stuck)
@@ -619,8 +619,8 @@ def test_a_sleeping_task_is_woken_by_a_bell_from_any_thread():
     async def main() -> float:
         asyncio.get_running_loop().call_later(0.05, threading.Thread(target=bell.set).start)
         watch = Stopwatch()
-        await drive.asleep(60, bell)
-        await drive.asleep(60, bell)
+        await loops.asleep(60, bell)
+        await loops.asleep(60, bell)
         return watch.seconds
 
     assert asyncio.run(main()) < 10
@@ -630,7 +630,7 @@ def test_a_sleeping_task_is_woken_by_a_bell_from_any_thread():
 def test_a_bell_that_rings_after_the_loop_is_gone_disturbs_nobody():
     bell = Bell()
     loop = asyncio.new_event_loop()
-    sleeping = loop.create_task(drive.asleep(60, bell))
+    sleeping = loop.create_task(loops.asleep(60, bell))
     loop.run_until_complete(asyncio.sleep(0))
     sleeping.cancel()
     loop.close()
@@ -646,9 +646,9 @@ def test_a_bell_that_rings_after_the_loop_is_gone_disturbs_nobody():
 
 def test_to_the_end_returns_what_the_function_returns_and_raises_what_it_raises():
     async def main() -> None:
-        assert await drive.to_the_end(lambda: threading.current_thread().name) != threading.current_thread().name
+        assert await loops.to_the_end(lambda: threading.current_thread().name) != threading.current_thread().name
         with pytest.raises(ZeroDivisionError):
-            await drive.to_the_end(lambda: 1 / 0)
+            await loops.to_the_end(lambda: 1 / 0)
 
     asyncio.run(main())
 
@@ -666,7 +666,7 @@ def test_to_the_end_runs_to_its_end_and_then_the_cancellation_follows(cancels, f
             raise ZeroDivisionError
 
     async def main() -> None:
-        task = asyncio.create_task(drive.to_the_end(work))
+        task = asyncio.create_task(loops.to_the_end(work))
         while not begun.is_set():  # noqa: ASYNC110  # set on another thread
             await asyncio.sleep(0.001)
         for _ in range(cancels):
@@ -688,7 +688,7 @@ def test_a_cancellation_in_the_very_moment_of_its_end_is_not_swallowed():
     async def main() -> None:
         swallowed = 0
         for turns in range(200):
-            task = asyncio.create_task(drive.to_the_end(lambda: None))
+            task = asyncio.create_task(loops.to_the_end(lambda: None))
             for _ in range(turns % 20):
                 await asyncio.sleep(0)
             if task.done():
@@ -708,6 +708,6 @@ def test_a_timeout_around_what_goes_to_its_end_is_a_timeout():
     async def main() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
-                await drive.to_the_end(lambda: time.sleep(0.1))
+                await loops.to_the_end(lambda: time.sleep(0.1))
 
     asyncio.run(main())

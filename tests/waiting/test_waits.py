@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pglease import AcquireTimeout, BackendClosed, BackendUnavailable, HeldLease, PGLease, clock, drive, options
+from pglease import AcquireTimeout, BackendClosed, BackendUnavailable, HeldLease, PGLease, clock, loops, options
 from pglease.backends.base import Budget
 from pglease.backends.memory import MemoryBackend
 from pglease.records import Change, Request
@@ -182,7 +182,7 @@ def test_a_wait_on_an_event_loop_is_handed_over_and_parks_no_thread(holder: PGLe
         tasks = [asyncio.create_task(waiting.taking.atake(wanted)) for _ in range(50)]
         while len(waiting.waiting()) < 50 or not waiting.taking.room.hearing:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        assert threading.active_count() <= before + drive.MOST_CALLS + 4
+        assert threading.active_count() <= before + loops.MOST_CALLS + 4
         holder.release("job")
         released = time.monotonic()
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

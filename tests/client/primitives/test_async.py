@@ -14,7 +14,7 @@ from pglease import (
     NotOwnedError,
     ReentrantError,
     current_lease,
-    drive,
+    loops,
 )
 
 SOON = 30
@@ -321,7 +321,7 @@ def test_work_that_leaves_locks_behind_it_ends_however_many_elections_are_stoppe
     begun = asyncio.Semaphore(0)
 
     async def story() -> None:
-        elections = [aleases.leader_election(f"role-{number}") for number in range(drive.MOST_KEEPERS)]
+        elections = [aleases.leader_election(f"role-{number}") for number in range(loops.MOST_KEEPERS)]
         leading = [asyncio.create_task(election.lead(work, repeat=True)) for election in elections]
         async with asyncio.timeout(SOON):
             for _ in elections:

@@ -185,7 +185,7 @@ def test_a_block_is_entered_once(leases):
 def test_a_store_that_confirms_nothing_holds_up_the_end_of_a_block_once(leases, monkeypatch):
     asked: list[str] = []
 
-    def unconfirmed(hold, _seconds):
+    def unconfirmed(hold, *_):
         asked.append(hold.name)
         hold.end()
         raise BackendUnavailable("no answer")
@@ -201,12 +201,12 @@ def test_a_store_that_confirms_nothing_holds_up_the_end_of_a_block_once(leases, 
 def test_one_release_that_fails_for_whatever_reason_leaves_no_other_held(leases, rival, monkeypatch):
     settle, failures = leases.heartbeat_manager.settle, iter([ConfigurationError("a lent connection of no use")])
 
-    def fail_once(hold, seconds):
+    def fail_once(hold, *more):
         for error in failures:
             hold.end()
             leases.heartbeat_manager.give_back.add(hold.name, hold.lease_id)
             raise error
-        return settle(hold, seconds)
+        return settle(hold, *more)
 
     monkeypatch.setattr(leases.heartbeat_manager, "settle", fail_once)
     with pytest.raises(ConfigurationError), leases.acquire_many(["a", "b"]):
