@@ -50,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SERVER] = server
     life.callback(server.kept.close)
     _point_libpq_at(server, config)
+    _start_copies_of(server, config)
     _point_pytest_postgresql_at(server, config)
     from tests.support import canary  # not before pytest has loaded it as a plugin
 
@@ -97,6 +98,13 @@ def _point_libpq_at(server: RunServer, config: pytest.Config) -> None:
         undo.delenv(name)
     for name, value in libpq_environment(server).items():
         undo.setenv(name, value)
+
+
+def _start_copies_of(server: RunServer, config: pytest.Config) -> None:
+    undo = pytest.MonkeyPatch()
+    config.add_cleanup(undo.undo)
+    if server.copying is not None:
+        undo.setenv("PGLEASE_PG_BIN", server.copying)
 
 
 def _point_pytest_postgresql_at(server: RunServer, config: pytest.Config) -> None:

@@ -95,8 +95,16 @@ def starter():
     shutil.rmtree(base, ignore_errors=True)
 
 
+@pytest.fixture
+def bindir(monkeypatch):
+    """Where the programs really are: an `initdb` there makes a server, and copies none."""
+    real = (find_bindir() / "postgres").resolve().parent
+    monkeypatch.setenv("PGLEASE_PG_BIN", str(real))
+    return real
+
+
 @pytest.mark.matrix
-def test_a_server_answers_and_leaves_nothing_behind():
+def test_a_server_answers_and_leaves_nothing_behind(bindir):
     with LocalPostgres() as server:
         pid, base = server.pid, server.base
 
@@ -328,12 +336,12 @@ def test_without_any_server_programs_the_error_says_how_to_get_them(monkeypatch,
 
 
 @pytest.mark.needs("root")
-def test_programs_that_only_root_can_reach_are_copied_and_their_rights_left_alone(tmp_path):
+def test_programs_that_only_root_can_reach_are_copied_and_their_rights_left_alone(bindir, tmp_path):
     private = tmp_path / "private"
-    bindir = local_postgres._copy_installation(find_bindir(), private)
+    programs = local_postgres._copy_installation(bindir, private)
     private.chmod(0o700)
 
-    with LocalPostgres(bindir=bindir) as server:
+    with LocalPostgres(bindir=programs) as server:
         assert server.bindir.is_relative_to(server.base)
         assert select_1(server.dsn)
 
@@ -351,13 +359,13 @@ def test_as_root_the_server_is_nobodys(fresh_postgres):
 
 
 @pytest.mark.needs("python-for-nobody")
-def test_it_works_without_root():
+def test_it_works_without_root(bindir):
     nobody = processes.unprivileged_user()
     scratch = processes.make_scratch("pglease-test-", nobody)
     try:
         path = copy_imports(scratch, *IMPORTS)
-        bindir = local_postgres._copy_installation(find_bindir(), scratch / "programs")
-        environment = {"PYTHONPATH": str(path), "PGLEASE_PG_BIN": str(bindir), "PATH": os.defpath}
+        programs = local_postgres._copy_installation(bindir, scratch / "programs")
+        environment = {"PYTHONPATH": str(path), "PGLEASE_PG_BIN": str(programs), "PATH": os.defpath}
 
         said = nobody.run([str(python_for_nobody()), "-c", WITHOUT_ROOT], cwd=scratch, env=environment)
 

@@ -29,7 +29,9 @@ def run_inner(tmp_path):
     def run(source, *options, **environment):
         (tmp_path / "test_inner.py").write_text(source)
         plugins = ["-p", "tests.support.needs", "-p", "tests.support.canary", "-p", "no:cacheprovider"]
+        plugins += ["-p", "xdist.plugin"] if "-n" in options else []
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PGLEASE_"))}
+        inherited["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those that are installed take longer to load than ours to run
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", *plugins, *options, str(tmp_path)],
             env=inherited | {"PYTHONPATH": str(ROOT)} | environment,
@@ -138,6 +140,16 @@ def test_the_servers_log_can_be_read_by_test(server_log, admin):
         admin.execute("SELECT nonsense")
 
     assert any("nonsense" in line for line in server_log())
+
+
+def test_a_server_of_a_tests_own_is_a_copy_with_an_identity_of_its_own(fresh_postgres, server, admin):
+    who, roles = "SELECT system_identifier FROM pg_control_system()", "SELECT rolname FROM pg_roles WHERE rolcanlogin"
+
+    copies = [fresh_postgres(user="postgres", password=None) for _ in range(2)]
+
+    assert {copy.bindir for copy in copies} == {Path(server.copying)}
+    assert len({*admin.execute(who), *copies[0].execute(who), *copies[1].execute(who)}) == 3
+    assert copies[0].execute(roles) == copies[1].execute(roles) == [("postgres",)]
 
 
 @pytest.mark.xdist_group("one worker")

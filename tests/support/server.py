@@ -18,7 +18,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
-from pglease.testing.local_postgres import LocalPostgres
+from tests.support.copies import Original
 
 SETTINGS = {
     # Every worker may run a race of dozens of clients at once.
@@ -83,6 +83,7 @@ class RunServer:
         user: the role in every test's DSN.
         canary: the password of that role.
         log_path: the server's log, or None when the server is not ours.
+        copying: programs that start copies of it, or None when it is not ours.
         kept: this process's own connection to it.
     """
 
@@ -93,6 +94,7 @@ class RunServer:
     user: str
     canary: str = field(repr=False)
     log_path: str | None
+    copying: str | None
     kept: Kept = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -150,10 +152,9 @@ def run_server() -> Iterator[RunServer]:
 @contextmanager
 def _own() -> Iterator[RunServer]:
     canary = new_canary()
-    with LocalPostgres(settings=SETTINGS) as postgres:
-        server = RunServer(
-            postgres.host, postgres.port, "postgres", None, "pglease_test", canary, str(postgres.log_path)
-        )
+    with Original(settings=SETTINGS) as postgres:
+        ours = {"log_path": str(postgres.log_path), "copying": str(postgres.copying)}
+        server = RunServer(postgres.host, postgres.port, "postgres", None, "pglease_test", canary, **ours)
         hba = postgres.data / "pg_hba.conf"
         hba.write_text(f"host all {server.user} all scram-sha-256\n{hba.read_text()}")
         postgres.execute("SELECT pg_reload_conf()")
@@ -167,7 +168,7 @@ def _existing(dsn: str) -> Iterator[RunServer]:
         info = admin.info
         # Of this run only: another run may use the same server at the same time, with another password.
         user = f"pglease_test_{secrets.token_hex(4)}"
-        server = RunServer(info.host, info.port, info.user, info.password or None, user, new_canary(), None)
+        server = RunServer(info.host, info.port, info.user, info.password or None, user, new_canary(), None, None)
     _create_role(server)
     try:
         yield server
