@@ -131,6 +131,16 @@ def test_the_password_of_a_role_is_really_asked_for(fresh_postgres):
     assert "p@ss" not in server.log_text()
 
 
+def test_a_connection_costs_no_thousand_hashes(fresh_postgres):
+    server = fresh_postgres(user="somebody", password="secret")
+    ((major,),) = server.execute("SELECT current_setting('server_version_num')::int / 10000")
+
+    ((kept,),) = server.execute("SELECT rolpassword FROM pg_authid WHERE rolname = 'somebody'")
+
+    assert kept.startswith("SCRAM-SHA-256$1:" if major >= 16 else "SCRAM-SHA-256$4096:")
+    assert select_1(server.dsn)
+
+
 def test_settings_reach_the_server(fresh_postgres):
     server = fresh_postgres(settings={"max_connections": 17, "application_name": "it's me", "fsync": True})
 
