@@ -23,6 +23,7 @@ from pytest_postgresql import factories
 from pglease.testing.local_pgbouncer import PgBouncer
 from pglease.testing.local_postgres import LocalPostgres
 from pglease.testing.proxy import Proxy
+from tests.support import rewritten
 from tests.support.scratch import use_memory
 from tests.support.server import RunServer, libpq_environment, run_server
 
@@ -46,6 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
     life = ExitStack()
     config.add_cleanup(life.close)
     plain = getattr(config, "workerinput", {}).get("pglease_server")
+    if plain is None and getattr(config.option, "numprocesses", None) and not sys.dont_write_bytecode:
+        rewritten.ahead(config, ROOT / "tests")
     server = RunServer(**plain) if plain else life.enter_context(run_server())
     config.stash[SERVER] = server
     life.callback(server.kept.close)

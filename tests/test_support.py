@@ -7,8 +7,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from _pytest.assertion import rewrite
 
-from tests.support import scratch
+from tests.support import rewritten, scratch
 
 ROOT = Path(__file__).parent.parent
 WORD = "a-word-nobody-says"
@@ -31,7 +32,7 @@ def run_inner(tmp_path):
         plugins = ["-p", "tests.support.needs", "-p", "tests.support.canary", "-p", "no:cacheprovider"]
         plugins += ["-p", "xdist.plugin"] if "-n" in options else []
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PGLEASE_"))}
-        inherited["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those that are installed take longer to load than ours to run
+        inherited["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # what is installed takes longer to load than ours
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", *plugins, *options, str(tmp_path)],
             env=inherited | {"PYTHONPATH": str(ROOT)} | environment,
@@ -157,6 +158,25 @@ def test_a_group_stays_on_one_worker(request):
     """Else every worker would start what a group shares, and nobody would notice but by the time it takes."""
     if request.config.getoption("loadgroup", False):  # set in workers alone
         assert request.node.nodeid.endswith("@one worker")
+
+
+def test_what_is_rewritten_ahead_is_what_the_workers_find(pytestconfig, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "cache"))
+    (tmp_path / "deep").mkdir()
+    modules = [tmp_path / "conftest.py", tmp_path / "test_one.py", tmp_path / "deep" / "test_other.py"]
+    for module in modules:
+        module.write_text("assert True\n")
+    kept = [rewrite.get_cache_dir(module) / f"{module.stem}{rewrite.PYC_TAIL}" for module in modules]
+
+    rewritten.ahead(pytestconfig, tmp_path, processes=2)
+
+    assert all(rewrite._read_pyc(module, found) for module, found in zip(modules, kept, strict=True))
+    written = kept[0].stat().st_ino
+    modules[1].write_text("assert not False\n")
+    os.utime(modules[1], (2_000_000_000, 2_000_000_000))
+    rewritten.ahead(pytestconfig, tmp_path)
+    assert rewrite._read_pyc(modules[1], kept[1])
+    assert kept[0].stat().st_ino == written
 
 
 @pytest.fixture
