@@ -68,7 +68,6 @@ def pytest_collection() -> Iterator[object]:
         return (yield)
     finally:
         gc.enable()
-        gc.collect()
         gc.freeze()
 
 
