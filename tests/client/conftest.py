@@ -5,7 +5,8 @@ A module that says `FACES = BOTH` tells its promises to `PGLease` and to `AsyncP
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from pglease import AsyncPGLease, MemoryBackend, PGLease
 from tests.client import on_a_loop
 from tests.support import worlds
-from tests.support.server import RunServer
+from tests.support.server import Kept, RunServer
 
 BOTH = ("threads", "asyncio")
 
@@ -84,13 +85,22 @@ def shared_dsn(server: RunServer) -> Iterator[str]:
         yield server.dsn(name)
 
 
-@pytest.fixture
-def empty_dsn(shared_dsn: str) -> str:
-    """A DSN of a database without a lease."""
+@pytest.fixture(scope="session")
+def emptied(shared_dsn: str) -> Iterator[Callable[[], None]]:
+    """Return what makes the database of these tests as good as new, on one connection."""
     with PGLease(shared_dsn) as client:
-        client.list_leases()  # makes the tables, if this is the first test
-    worlds.execute(shared_dsn, f"DELETE FROM {worlds.TABLE}")
-    worlds.execute(shared_dsn, f"UPDATE {worlds.TABLE}_meta SET token_floor = 0")
+        client.list_leases()  # makes the tables
+    kept = Kept(functools.partial(worlds.connect, shared_dsn))
+    yield lambda: kept.execute(
+        f"WITH gone AS (DELETE FROM {worlds.TABLE}) UPDATE {worlds.TABLE}_meta SET token_floor = 0"
+    )
+    kept.close()
+
+
+@pytest.fixture
+def empty_dsn(shared_dsn: str, emptied: Callable[[], None]) -> str:
+    """A DSN of a database without a lease."""
+    emptied()
     return shared_dsn
 
 

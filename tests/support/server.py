@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 from urllib.parse import quote
 
 import psycopg
@@ -45,7 +45,7 @@ class Kept:
         self._connect = connect
         self._connection: psycopg.Connection | None = None
 
-    def execute(self, statement: sql.Composed) -> None:
+    def execute(self, statement: sql.Composed | LiteralString) -> None:
         """Run a statement that may be run twice."""
         connection = self._there()
         try:
