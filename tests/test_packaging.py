@@ -54,9 +54,9 @@ def wheel(tmp_path_factory):
 def elsewhere(tmp_path_factory, wheel):
     """The interpreter of an environment that holds the wheel, what it depends on, and nothing else."""
     home = tmp_path_factory.mktemp("environment")
-    run(sys.executable, "-m", "venv", home)
+    run(sys.executable, "-m", "venv", "--without-pip", home)
     python = home / "bin" / "python"
-    run(python, "-m", "pip", "install", "-qq", wheel)
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-qq", wheel)
     return python
 
 
