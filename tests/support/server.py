@@ -27,6 +27,8 @@ SETTINGS = {
     # DROP DATABASE waits for a checkpoint; none of these files outlives the run.
     "max_wal_size": "1GB",
 }
+EMPTY = "pglease_empty"
+"""What each test's database is a copy of: it holds besides what the first to connect to a database has to write."""
 
 
 def new_canary() -> str:
@@ -130,11 +132,12 @@ class RunServer:
     def database(self) -> Iterator[str]:
         """Make an empty database that belongs to the tests' role; drop it afterwards, whoever is still connected."""
         name = f"pglease_test_{secrets.token_hex(6)}"
-        # template0: nobody can be connected to it, so two workers never get in each other's way. Copying its files
-        # costs a third of writing them to the WAL; until 14 there was no other way.
+        # Nobody can be connected to either, so two workers never get in each other's way.
+        template = sql.Identifier(EMPTY if self.copying else "template0")
+        # Copying its files costs a third of writing them to the WAL; until 14 there was no other way.
         copied = sql.SQL("STRATEGY file_copy" if self.kept.server_version >= 150000 else "")
-        create = sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE template0 {}")
-        self.kept.execute(create.format(sql.Identifier(name), sql.Identifier(self.user), copied))
+        create = sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE {} {}")
+        self.kept.execute(create.format(sql.Identifier(name), sql.Identifier(self.user), template, copied))
         try:
             yield name
         finally:
@@ -158,6 +161,9 @@ def _own() -> Iterator[RunServer]:
         hba = postgres.data / "pg_hba.conf"
         hba.write_text(f"host all {server.user} all scram-sha-256\n{hba.read_text()}")
         postgres.execute("SELECT pg_reload_conf()")
+        postgres.execute(f"CREATE DATABASE {EMPTY} TEMPLATE template0")
+        postgres.execute("SELECT count(*) FROM pg_class", dbname=EMPTY)
+        postgres.execute(f"ALTER DATABASE {EMPTY} ALLOW_CONNECTIONS false")
         _create_role(server)
         yield server
 
