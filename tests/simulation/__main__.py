@@ -18,6 +18,8 @@ def main() -> int:
     parser.add_argument("--mutant", choices=[mutant.name for mutant in KILL_LIST], help="with this mistake")
     parser.add_argument("--kill-list", action="store_true", help="see each mistake of the list noticed")
     chosen = parser.parse_args()
+    if chosen.mutant and not (chosen.trace or chosen.kill_list):
+        parser.error("--mutant needs --trace, to see it in one seed, or --kill-list, to see it noticed")
     if chosen.kill_list:
         return kill_list([chosen.mutant] if chosen.mutant else [mutant.name for mutant in KILL_LIST], chosen.workers)
     first, _, last = chosen.seeds.partition("-")

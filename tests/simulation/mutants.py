@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pglease import clock, options
+from pglease import clock, loops, options
 from pglease.backends import memory
 from pglease.backends.base import Budget
 from pglease.backends.hybrid import HybridPostgresBackend
@@ -236,6 +237,20 @@ def _(stage: Stage) -> None:
 @mutant("cancelled-keeps", "what a cancelled task was being granted is not given back")
 def _(stage: Stage) -> None:
     stage.patch(GiveBack, "add_when_known", lambda _give_back, _call, _name, _lease_id: None)
+
+
+@mutant("half-forgotten", "what a loop has sent for a task that was cancelled since is left as it is")
+def _(stage: Stage) -> None:
+    left_alone = loops._Asked.left_alone
+
+    def forgotten(asked: Any) -> Any:
+        if asked._begun is None or asked._made is not None:
+            return left_alone(asked)
+        future: Future[Any] = Future()
+        future.cancel()
+        return future
+
+    stage.patch(loops._Asked, "left_alone", forgotten)
 
 
 @mutant("group-keeps-a-part", "of several leases, those taken before one was refused are kept")

@@ -494,8 +494,7 @@ class Hybrid(HybridPostgresBackend):
         if not session.vetted:
             self._keeper.accept(budget)
 
-    def _persist(self, act: Callable[[], T], budget: Budget) -> T:
-        unknown = False
+    def _persist(self, act: Callable[[], T], budget: Budget, *, unknown: bool = False) -> T:
         while True:
             try:
                 return act()

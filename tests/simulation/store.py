@@ -223,7 +223,7 @@ class Link(FencesNothing):
     def __init__(self, kernel: Kernel, server: Server, process: Process) -> None:
         self.kernel, self.server, self.process = kernel, server, process
         self.traits = server.traits
-        self.cut_out_until = self.cut_in_until = 0.0
+        self.cut_out_until = self.cut_in_until = float("-inf")
         self.refused = False
         self.straggles = self.deaf_for = 0.0
         self.attempts: Counter[str] = Counter()
