@@ -10,13 +10,14 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.bare import statements
 from pglease.testing.local_postgres import LocalPostgres
+from pglease.testing.processes import children_of
 
 Work = Callable[[int], AbstractContextManager[Callable[[], object]]]
 """Given the number of the worker, prepares; yields what is done again and again."""
@@ -99,6 +100,29 @@ def _work(worker: int, work: Work, start: threading.Barrier, seconds: float) -> 
 def _sum(counts: list[tuple[int, int, str]], cores: float, seconds: float) -> Done:
     done, won = sum(each[0] for each in counts), sum(each[1] for each in counts)
     return Done(done / seconds, won / seconds, cores, [each[2] for each in counts if each[2]])
+
+
+@contextmanager
+def a_core_for_the_clients(server: LocalPostgres) -> Iterator[bool]:
+    """Keep what this thread starts on one core, and the server on the others; yields whether that can be done."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    if len(cores) < 2:
+        yield False
+        return
+    ours = {max(cores)}
+    _pin_server(server, cores - ours)
+    os.sched_setaffinity(0, ours)
+    try:
+        yield True
+    finally:
+        os.sched_setaffinity(0, cores)
+        _pin_server(server, cores)
+
+
+def _pin_server(server: LocalPostgres, cores: set[int]) -> None:
+    for pid in (server.pid, *children_of(server.pid)):  # the first before all others, who inherit it
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(pid, cores)
 
 
 def pgbench(server: LocalPostgres) -> str | None:

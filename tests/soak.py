@@ -23,6 +23,7 @@ import psycopg
 from pglease import PGLease, clock
 from pglease.testing import checkers
 from pglease.testing.histories import History
+from pglease.testing.local_pgbouncer import find_pgbouncer
 from pglease.testing.local_postgres import LocalPostgres
 from tests.jepsen import run as runs
 from tests.jepsen.mistakes import MISTAKES
@@ -274,6 +275,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--write", action="store_true", help="put the figures into docs/proof.md")
     chosen = parser.parse_args()
+    if "runs" in chosen.only:
+        find_pgbouncer()  # or it would be missed only when all the other parts are done
     rows = [line for name in chosen.only for line in PARTS[name](chosen)]
     if chosen.write and all(line.kept for line in rows):
         lines = [f"| {what} | {measured} | {promised} |" for what, measured, promised, _ in rows]
