@@ -74,7 +74,7 @@ async def arun(
     except Exception:
         raise  # what the store or the conversation says has been said; the caller acts on it
     except BaseException:  # cancelled, or closed with its loop
-        if doubtful is not None:
+        if doubtful is not None and doubtful.is_ours():
             abandoned(doubtful.left_alone())
         raise
     finally:
@@ -89,6 +89,11 @@ class _Asked:
         self._budget = Budget.of(step.seconds, clock.now)
         self._begun: Begun[Any] | None = None
         self._made: Future[Answer] | None = None
+        self._process = os.getpid()
+
+    def is_ours(self) -> bool:
+        """Tell whether this process has asked: a forked child has its parent's tasks, and ends them when it exits."""
+        return os.getpid() == self._process
 
     async def answer(self) -> Answer:
         """Ask, and wait for the answer; a call that has to wait for its turn first takes no longer for that."""
@@ -148,7 +153,7 @@ def _unknown() -> Future[Any]:
 
 
 async def _arrived(begun: Begun[Any]) -> None:
-    """Wait on this loop for what was begun. Cancelled, it leaves it as it is."""
+    """Wait on this loop for what was begun, if it can be watched. Cancelled, it leaves it as it is."""
     if begun.arrived():
         _turn.at_once += 1
         if _turn.at_once == MOST_AT_ONCE:
@@ -158,7 +163,10 @@ async def _arrived(begun: Begun[Any]) -> None:
     _turn.at_once = 0
     loop, watch = asyncio.get_running_loop(), begun.watch
     if not isinstance(watch, _Watch) or not watch.is_of(loop):
-        begun.watch = watch = _Watch(loop, begun.fileno())
+        try:
+            begun.watch = watch = _Watch(loop, begun.fileno())
+        except (OSError, NotImplementedError):  # no descriptor is left, or this kind of loop watches none
+            return
     await watch.hear(begun)
 
 
@@ -185,7 +193,12 @@ class _Watch:
         self._begun: Begun[Any] | None = None
         self._heard = loop.create_future()
         self._descriptor = os.dup(descriptor)
-        loop.add_reader(self._descriptor, self._look)
+        try:
+            loop.add_reader(self._descriptor, self._look)
+        except BaseException:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            raise
 
     def is_of(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Tell whether it is that loop's, and goes on."""
@@ -281,16 +294,8 @@ async def to_the_end(
     running_loop()
     cancelled: asyncio.CancelledError | None = None
     try:
-        waiting = begun is not None
-        while begun is not None and waiting:
-            try:
-                await _arrived(begun)
-                waiting = False
-            except asyncio.CancelledError as error:
-                cancelled = error
-            except BaseException:  # closed with its loop
-                _finished(function, begun)
-                raise
+        if begun is not None:
+            cancelled = await _heard_to_the_end(begun, function)
         answer = function
         if begun is None or not begun.done:
             doing = _keeping().submit(function)
@@ -314,6 +319,25 @@ async def to_the_end(
         raise cancelled
     finally:
         del cancelled  # or it would refer to itself through this frame
+
+
+async def _heard_to_the_end(begun: Begun[Any], function: Callable[[], object]) -> asyncio.CancelledError | None:
+    """Wait for what was begun, in spite of cancellations; return the last one."""
+    process, cancelled = os.getpid(), None
+    try:
+        while True:
+            try:
+                await _arrived(begun)
+            except asyncio.CancelledError as error:
+                cancelled = error
+            else:
+                return cancelled
+    except BaseException:  # closed with its loop, or in a forked child, which leaves what is its parent's
+        if os.getpid() == process:
+            _finished(function, begun)
+        raise
+    finally:
+        del cancelled
 
 
 async def asleep(seconds: float, bell: Bell) -> None:

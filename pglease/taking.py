@@ -259,6 +259,9 @@ class Taking:
         except BackendUnavailable as error:
             return self._refused_before(asked[-1], error, attempt)
         except BaseException as error:
+            ours = isinstance(error, BackendError | ConfigurationError)
+            if isinstance(error, Exception) and not ours and (waiter is None or waiter.in_doubt):
+                self._let_go(asked[-1])  # as in `take`; what a cancelled task has asked for was seen to
             attempt.failed(error)
             raise
         taken, trouble = self._taken(found, asked[-1], wanted, margin, attempt)

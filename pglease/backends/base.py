@@ -355,6 +355,9 @@ class Begun(Protocol[AnswerT_co]):
         """Return the socket's descriptor: it turns readable when something comes, or when the budget is spent.
 
         Not to be asked once `arrived` was true: by then it may be another's.
+
+        Raises:
+            OSError: there is none.
         """
 
     def arrived(self) -> bool:

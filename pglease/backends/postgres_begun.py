@@ -70,7 +70,10 @@ class Begun(Generic[T]):
 
     def fileno(self) -> int:
         """See `base.Begun.fileno`."""
-        return self._link.connection.fileno()  # type: ignore[no-any-return]
+        try:
+            return self._link.connection.fileno()  # type: ignore[no-any-return]
+        except Exception as error:  # noqa: BLE001  # its driver's; there is nothing to watch, and `finish` hears why
+            raise OSError(f"the connection has no descriptor: {error}") from None
 
     def arrived(self) -> bool:
         """See `base.Begun.arrived`."""

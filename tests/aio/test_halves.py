@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -228,7 +229,7 @@ def test_tasks_that_take_turns_on_one_connection_all_hear_their_answers(dsn):
         asyncio.run(main())
 
 
-def test_what_cannot_be_read_is_told_to_whoever_waits(ours, monkeypatch):
+def test_what_cannot_be_read_is_told_to_whoever_waits_and_given_back(ours, dsn, monkeypatch):
     def read(rows: object) -> None:
         raise ZeroDivisionError
 
@@ -237,8 +238,71 @@ def test_what_cannot_be_read_is_told_to_whoever_waits(ours, monkeypatch):
         monkeypatch.setattr("pglease.backends.postgres.answer_in", read)
         with pytest.raises(ZeroDivisionError):
             await ours.try_acquire("another")
+        monkeypatch.undo()
+        await asyncio.to_thread(wait_until, lambda: is_free(dsn, "another"))  # nobody has it, so it is given back
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("trouble", [OSError("no descriptor is left"), NotImplementedError("no readers")])
+def test_a_loop_that_cannot_watch_has_a_thread_wait(ours, by_thread, monkeypatch, trouble):
+    def refuse(*_: object) -> None:
+        raise trouble
+
+    async def main() -> None:
+        monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", refuse)
+        for _ in range(50):
+            async with ours.acquire("job", raise_on_failure=True):
+                pass
+
+    before = descriptors()
+    asyncio.run(main())
+
+    assert by_thread  # at least one answer was not there at once
+    assert descriptors() <= before + 8  # connections, and no copy for each try
+
+
+@pytest.mark.needs("uvloop")
+def test_uvloop_hears_by_itself(ours, by_thread):
+    import uvloop
+
+    async def main() -> None:
+        for _ in range(20):
+            async with ours.acquire("job", raise_on_failure=True):
+                pass
+
+    uvloop.run(main())
+
+    assert by_thread == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.parametrize("way", ["acquire", "release"])
+def test_a_forked_child_that_ends_the_parents_task_gives_nothing_back(dsn, proxy, way):
+    with PGLease(proxy.through(dsn), "distant") as client:
+        client.get_lease("job")
+        distant = AsyncPGLease(client)
+
+        async def main() -> bool:
+            if way == "release":
+                assert await distant.try_acquire("job")
+            proxy.delay(0.3)
+            task = asyncio.create_task(distant.try_acquire("job") if way == "acquire" else distant.release("job"))
+            await asyncio.sleep(0.05)
+            assert not task.done()
+            pid = os.fork()
+            if pid == 0:
+                task.get_coro().close()
+                working = [
+                    each.name for each in threading.enumerate() if each.name.startswith(("pglease-g", "pglease-k"))
+                ]
+                os._exit(len(working))  # nobody was asked to finish or to give back anything
+            _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
+            return await task
+
+        assert asyncio.run(main())
+        assert is_free(dsn, "job") == (way == "release")
 
 
 def test_a_server_that_restarts_under_many_tasks_loses_no_answer():
