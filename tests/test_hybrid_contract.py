@@ -13,10 +13,9 @@ import pytest
 from pglease.backends.base import Backend
 from pglease.backends.hybrid import HybridPostgresBackend
 from pglease.testing.contract import BackendContract
-from pglease.testing.local_postgres import LocalPostgres
-from tests.support.hybrid import advisory_locks, pid_of
+from tests.support.hybrid import LOCKS, pid_of
 from tests.support.worlds import wait_until
-from tests.test_postgres_contract import PostgresHarness
+from tests.test_postgres_contract import OwnServer, PostgresHarness
 
 pytestmark = pytest.mark.matrix
 
@@ -34,13 +33,14 @@ class HybridHarness(PostgresHarness):
         # A hold depends on the session before its row says so, and without that nobody can tell that it ended with it.
         wait_until(lambda: not any(seat.tying for seat in list(backend._keeper._seats.values())))
         pid = pid_of(backend)
-        self._link.execute("SELECT pg_terminate_backend(%s)", (pid,))
-        wait_until(lambda: not self._link.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchall())
+        link = self._server.link
+        link.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        wait_until(lambda: not link.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", (pid,)))
 
 
 @pytest.fixture(scope="module")
-def own_server(canary: str) -> Iterator[LocalPostgres]:
-    with LocalPostgres(user="contract", password=canary, dbname="leases") as server:
+def own_server(canary: str) -> Iterator[OwnServer]:
+    with OwnServer(canary) as server:
         with closing(HybridPostgresBackend(server.dsn)) as backend:
             backend.apply_schema()
         yield server
@@ -48,12 +48,12 @@ def own_server(canary: str) -> Iterator[LocalPostgres]:
 
 class TestHybrid(BackendContract):
     @pytest.fixture
-    def harness(self, own_server: LocalPostgres) -> Iterator[HybridHarness]:
+    def harness(self, own_server: OwnServer) -> Iterator[HybridHarness]:
         harness = HybridHarness(own_server)
         yield harness
         harness.close()
 
     @pytest.fixture(autouse=True)
-    def no_lock_is_left(self, own_server: LocalPostgres) -> Iterator[None]:
+    def no_lock_is_left(self, own_server: OwnServer) -> Iterator[None]:
         yield
-        wait_until(lambda: advisory_locks(own_server.dsn) == [])
+        wait_until(lambda: own_server.link.execute(LOCKS) == [])

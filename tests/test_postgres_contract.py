@@ -18,12 +18,13 @@ from pglease.backends.postgres import PostgresBackend
 from pglease.testing.contract import BackendContract
 from pglease.testing.contract_halves import InHalves
 from pglease.testing.harness import Harness
-from pglease.testing.local_postgres import LocalPostgres
+from pglease.testing.local_postgres import LocalPostgres, StopMode
+from tests.support.server import Kept
 
 pytestmark = pytest.mark.matrix
 
 EMPTY = """
-TRUNCATE pglease_leases, pglease_leases_tickets, pglease_leases_history;
+DELETE FROM pglease_leases; DELETE FROM pglease_leases_tickets; DELETE FROM pglease_leases_history;
 UPDATE pglease_leases_meta SET token_floor = 0
 """
 AGE = """
@@ -42,6 +43,18 @@ def transaction(dsn: str) -> Iterator[psycopg.Connection]:
         connection.rollback()
 
 
+class OwnServer(LocalPostgres):
+    """A server, and a connection for all that the suite does behind the clients' backs."""
+
+    def __init__(self, password: str) -> None:
+        super().__init__(user="contract", password=password, dbname="leases")
+        self.link = Kept(lambda: psycopg.connect(self.dsn, autocommit=True))
+
+    def stop(self, mode: StopMode = "fast", *, keep: bool = False) -> None:
+        self.link.close()
+        super().stop(mode, keep=keep)
+
+
 class PostgresHarness(Harness):
     """A lease table that is emptied first; time passes by moving what it noted into the past."""
 
@@ -50,20 +63,16 @@ class PostgresHarness(Harness):
     model_runs = 200
     history = 4
 
-    def __init__(self, server: LocalPostgres) -> None:
+    def __init__(self, server: OwnServer) -> None:
         self._server = server
         self._frozen = False
-        self._connect()
-        self._link.execute(EMPTY)
-
-    def _connect(self) -> None:
-        self._link = psycopg.connect(self._server.dsn, autocommit=True)
+        self._server.link.execute(EMPTY)
 
     def open(self) -> Backend:
         return PostgresBackend(self._server.dsn, history=self.history)
 
     def pass_time(self, seconds: float) -> None:
-        self._link.execute(AGE.replace("%(by)s", f"make_interval(secs => {seconds!r})"))
+        self._server.link.execute(AGE.replace("%(by)s", f"make_interval(secs => {seconds!r})"))
 
     def transaction(self) -> AbstractContextManager[psycopg.Connection]:
         return transaction(self._server.dsn)
@@ -77,19 +86,16 @@ class PostgresHarness(Harness):
         self._frozen = False
 
     def restart(self) -> None:
-        self._link.close()
         self._server.restart()
-        self._connect()
 
     def close(self) -> None:
         if self._frozen:
             self.mend_link()
-        self._link.close()
 
 
 @pytest.fixture(scope="module")
-def own_server(canary: str) -> Iterator[LocalPostgres]:
-    with LocalPostgres(user="contract", password=canary, dbname="leases") as server:
+def own_server(canary: str) -> Iterator[OwnServer]:
+    with OwnServer(canary) as server:
         with closing(PostgresBackend(server.dsn)) as backend:
             backend.apply_schema()
         yield server
@@ -97,7 +103,7 @@ def own_server(canary: str) -> Iterator[LocalPostgres]:
 
 class TestPostgres(BackendContract):
     @pytest.fixture
-    def harness(self, own_server: LocalPostgres) -> Iterator[Harness]:
+    def harness(self, own_server: OwnServer) -> Iterator[Harness]:
         harness = PostgresHarness(own_server)
         yield harness
         harness.close()
@@ -114,7 +120,7 @@ class HalvesHarness(PostgresHarness):
 
 class TestPostgresInHalves(BackendContract):
     @pytest.fixture
-    def harness(self, own_server: LocalPostgres) -> Iterator[Harness]:
+    def harness(self, own_server: OwnServer) -> Iterator[Harness]:
         harness = HalvesHarness(own_server)
         yield harness
         harness.close()

@@ -12,8 +12,7 @@ from pglease.backends.postgres import PostgresBackend
 from pglease.testing.contract import BackendContract
 from pglease.testing.harness import Harness
 from pglease.testing.local_pgbouncer import PgBouncer
-from pglease.testing.local_postgres import LocalPostgres
-from tests.test_postgres_contract import PostgresHarness
+from tests.test_postgres_contract import OwnServer, PostgresHarness
 
 pytestmark = [
     pytest.mark.long,  # the whole contract once more: the matrix runs it
@@ -28,7 +27,7 @@ class PooledHarness(PostgresHarness):
     model_runs = 20
     hears = False
 
-    def __init__(self, server: LocalPostgres, pooler: PgBouncer) -> None:
+    def __init__(self, server: OwnServer, pooler: PgBouncer) -> None:
         self._pooler = pooler
         super().__init__(server)
 
@@ -37,9 +36,9 @@ class PooledHarness(PostgresHarness):
 
 
 @pytest.fixture(scope="module")
-def world(canary: str) -> Iterator[tuple[LocalPostgres, PgBouncer]]:
+def world(canary: str) -> Iterator[tuple[OwnServer, PgBouncer]]:
     with (
-        LocalPostgres(user="contract", password=canary, dbname="leases") as server,
+        OwnServer(canary) as server,
         PgBouncer(server.dsn) as pooler,
         closing(PostgresBackend(pooler.dsn)) as backend,
     ):
@@ -49,7 +48,7 @@ def world(canary: str) -> Iterator[tuple[LocalPostgres, PgBouncer]]:
 
 class TestPostgresThroughPgBouncer(BackendContract):
     @pytest.fixture
-    def harness(self, world: tuple[LocalPostgres, PgBouncer]) -> Iterator[Harness]:
+    def harness(self, world: tuple[OwnServer, PgBouncer]) -> Iterator[Harness]:
         harness = PooledHarness(*world)
         yield harness
         harness.close()

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -47,15 +47,15 @@ class Kept:
         self._connect = connect
         self._connection: psycopg.Connection | None = None
 
-    def execute(self, statement: sql.Composed | LiteralString) -> None:
-        """Run a statement that may be run twice."""
+    def execute(self, statement: sql.Composed | LiteralString, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement that may be run twice; return its rows, if any."""
         connection = self._there()
         try:
-            connection.execute(statement)
+            return _rows(connection, statement, parameters)
         except psycopg.OperationalError:
             if not connection.closed:
                 raise
-            self._there().execute(statement)
+            return _rows(self._there(), statement, parameters)
 
     @property
     def server_version(self) -> int:
@@ -68,9 +68,16 @@ class Kept:
         return self._connection
 
     def close(self) -> None:
-        """End it."""
+        """End it; what is run later has another."""
         if self._connection is not None:
             self._connection.close()
+
+
+def _rows(
+    connection: psycopg.Connection, statement: sql.Composed | LiteralString, parameters: Sequence[Any]
+) -> list[tuple[Any, ...]]:
+    cursor = connection.execute(statement, parameters or None)
+    return cursor.fetchall() if cursor.description else []
 
 
 @dataclass(frozen=True)
