@@ -291,9 +291,13 @@ class LocalValkey:
     def _answers(self, port: int) -> bool:
         """Whether it is our process that answers, rather than somebody else's on its port."""
         import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
 
+        once = Retry(NoBackoff(), 0)  # else it tries for seconds where nobody listens
+        where: dict[str, Any] = {"host": self.host, "port": port, "password": self._password}
         try:
-            with redis.Redis(host=self.host, port=port, password=self._password, socket_timeout=1) as client:
+            with redis.Redis(**where, socket_timeout=1, retry=once) as client:
                 return bool(client.info("server")["process_id"] == (self._process and self._process.pid))
         except redis.RedisError:
             return False

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -442,5 +443,7 @@ def test_a_valkey_that_does_not_come_up_says_why(ours, monkeypatch, tmp_path, sa
 
     monkeypatch.setattr(processes, "spawn", spawn)
     why = "taken by others" if error is PortTaken else said
+    began = time.monotonic()
     with written(LocalValkey(), tmp_path) as server, pytest.raises(error, match=why):
         server._launch()
+    assert time.monotonic() - began < 15  # each of ten ports is asked once; redis-py by itself goes on for seconds
