@@ -149,6 +149,7 @@ def test_what_the_client_owns_needs_no_handle_to_be_kept(leases: PGLease, rival:
     until = time.monotonic() + 3
     while time.monotonic() < until:
         assert not rival.try_acquire("job", ttl=1)
+        time.sleep(0.01)
 
 
 HOLDER = """
