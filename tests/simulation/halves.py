@@ -98,7 +98,9 @@ class Half:
             assert self._call.answer is not None
             return self._call.answer[0]
         call = Call(self._call.verb, self._call.args, self._call.options)
-        return self._link.whole(call, self._budget, unknown=self._call.answer is None)
+        error = None if self._call.answer is None else self._call.answer[1]
+        unknown = self._call.answer is None or getattr(error, "outcome_unknown", False)
+        return self._link.whole(call, self._budget, unknown=unknown)
 
     def drop(self) -> None:
         """See `base.Begun.drop`."""

@@ -68,6 +68,7 @@ class Judge:
         self.counts: Counter[str] = Counter()
         self.trace: list[str] | None = None
         self.failed_over_at = float("-inf")
+        self.misleads: Callable[[str, str], bool] = lambda _name, _lease_id: False
         self._beliefs: dict[Hold, Belief] = {}
         self._by_name: dict[str, list[Belief]] = {}
         self._grants: set[tuple[str, str, int]] = set()
@@ -165,6 +166,8 @@ class Judge:
         now = self.server.store._store.now()
         if row is None or row.lease_id != hold.lease_id or row.expires_at <= now:
             self.wrong("S1", f"{belief.process.name} believes in {hold.name}, which the server does not know as its")
+        elif self.misleads(hold.name, hold.lease_id):
+            self.wrong("mark", f"{hold.name} is bound to a session of {belief.process.name}'s that has not its lock")
 
     def _believers(self, name: str) -> list[Belief]:
         return [belief for belief in self._by_name.get(name, ()) if self.believes(belief)]
@@ -239,17 +242,21 @@ class Judge:
 
         def look() -> None:
             row = self.server.store.rows.get(name)
-            if not peaceful() or row is None or row.lease_id != lease_id or self._died_with_its_session(lease_id):
+            if not peaceful() or row is None or row.lease_id != lease_id or self._is_left_to_lapse(row):
                 return
             if not self._may_be_left(name, row):
                 self.wrong("S4", f"{name} is still held by {process.name}, which let go of it")
 
         self.kernel.after(after, look)
 
-    def _died_with_its_session(self, lease_id: str) -> bool:
-        """Tell whether a hold was lost so: nobody gives it back, for whoever wants it takes over, or it lapses."""
-        lost = [belief.hold.loss for belief in self._beliefs.values() if belief.hold.lease_id == lease_id]
-        return any(loss is not None and loss.reason == "session_died" for loss in lost)
+    def _is_left_to_lapse(self, row: Any) -> bool:
+        """Tell whether nobody gives a hold back: it was lost with its session, or by time, and lapses in a moment."""
+        left = (row.expires_at - self.server.store._store.now()).total_seconds()
+        for belief in self._beliefs.values():
+            hold = belief.hold
+            if hold.lease_id == row.lease_id and hold.loss is not None:
+                return hold.loss.reason == "session_died" or left <= 2 * hold.margin
+        return False
 
     def _in_peace(self, process: Process, link: Link) -> Callable[[], bool]:
         """Return what tells whether nothing has kept a process from giving back what it did from now on."""
@@ -262,7 +269,8 @@ class Judge:
             )
             # A server that was frozen may serve what was asked before after what was asked later: that lapses.
             thawed = self.server.frozen_until > since - THAW
-            return not (rough or troubled or thawed or generation != self.server.generation)
+            waiting = link.late_until > since  # for an answer that comes late, or with a try that does
+            return not (rough or troubled or thawed or waiting or generation != self.server.generation)
 
         return look
 

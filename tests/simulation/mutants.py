@@ -12,10 +12,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pglease import clock, loops, options
+from pglease import clock, loops, options, steps
 from pglease.backends import memory
 from pglease.backends.base import Budget
 from pglease.backends.hybrid import HybridPostgresBackend
+from pglease.backends.hybrid_keeper import Keeper
 from pglease.backends.hybrid_session import Mark
 from pglease.bonds import Bond
 from pglease.errors import BackendUnavailable, PgleaseError
@@ -27,7 +28,7 @@ from pglease.primitives.many import GroupContext
 from pglease.primitives.read_write import ReadWriteLock
 from pglease.primitives.semaphore import Semaphore
 from pglease.primitives.talk import Take, Talk
-from pglease.records import Lease, Loss, Released, Unknown
+from pglease.records import Lease, Loss, Released, Request, Unknown
 from pglease.taking import Taking
 from pglease.term import Term
 from tests.simulation import kernel as virtual
@@ -234,6 +235,16 @@ def _(stage: Stage) -> None:
     stage.patch(Hold, "doubt", lambda _hold, _ttl: None)
 
 
+@mutant("same-id-again", "after a late grant was given back, the next one is asked for under the same id")
+def _(stage: Stage) -> None:
+    acquire = steps.acquire
+
+    def as_before(request: Request, *, anew: Any, **others: Any) -> Any:
+        return acquire(request, anew=lambda request: request, **others)
+
+    stage.patch(steps, "acquire", as_before)
+
+
 @mutant("cancelled-keeps", "what a cancelled task was being granted is not given back")
 def _(stage: Stage) -> None:
     stage.patch(GiveBack, "add_when_known", lambda _give_back, _call, _name, _lease_id: None)
@@ -346,6 +357,16 @@ def _(stage: Stage) -> None:
     mark_of = Sessions.mark_of
     stage.patch(HybridPostgresBackend, "_contest", by_the_lock)
     stage.patch(Sessions, "mark_of", lambda *row: mark_of(*row) or nobodys)
+
+
+@mutant("swept-in-a-try", "a lock is swept up when an earlier grant would have lapsed, in the middle of another try")
+def _(stage: Stage) -> None:
+    def heedless(keeper: Keeper, now: float) -> None:
+        for seat in list(keeper._seats.values()):
+            if seat.until is not None and seat.until <= now:
+                keeper.drop(seat)
+
+    stage.patch(Keeper, "_sweep", heedless)
 
 
 def _says(answer: Any) -> Talk[Any]:

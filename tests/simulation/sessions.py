@@ -21,6 +21,7 @@ from pglease.backends import hybrid_keeper, hybrid_session, postgres
 from pglease.backends.hybrid import HANDOVER_DELAY, HybridPostgresBackend, _Seen
 from pglease.backends.hybrid_keeper import Errands, Keeper
 from pglease.backends.hybrid_session import Mark, Session
+from pglease.backends.hybrid_sql import key_of
 from pglease.backends.postgres import PostgresBackend
 from pglease.errors import BackendUnavailable
 from pglease.records import Adoption, Gone, Granted, Held, Lease, Refused, Renewal, RenewalOutcome, Request
@@ -443,6 +444,12 @@ class Sessions:
         owner, mark = self.marks.get(name, (None, None))
         return mark if owner == lease_id else None
 
+    def misleads(self, name: str, lease_id: str) -> bool:
+        """Tell whether a row says that a session has the lock for its hold, and that session lives and has it not."""
+        mark = self.mark_of(name, lease_id)
+        key = key_of(table_names(), name)
+        return mark is not None and mark.pid in self._living and self.locks.get(key) != mark.pid
+
     def _end_rival(self, params: Mapping[str, Any]) -> bool:
         pid, store = params["pid"], self._server.store
         bound = [name for name, (_, mark) in self.marks.items() if mark.pid == pid]
@@ -505,6 +512,7 @@ class Hybrid(HybridPostgresBackend):
             virtual.Time.sleep(0.05)
 
     def _once(self, talk: Callable[[Any, Any], T], budget: Budget, *, reserved: bool = False) -> T:
+        self.link.connect(budget)
         return talk(Wire(self.link, budget), self._statements)
 
     def _ask(self, link: Any, sql: Any, request: Any, budget: Budget, **more: Any) -> Any:

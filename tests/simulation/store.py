@@ -226,6 +226,9 @@ class Link(FencesNothing):
         self.cut_out_until = self.cut_in_until = float("-inf")
         self.refused = False
         self.straggles = self.deaf_for = 0.0
+        self.belated, self.late_until = "", float("-inf")
+        self._echo: tuple[str, float] | None = None
+        self._slow: dict[Thread | None, tuple[float, float]] = {}
         self.attempts: Counter[str] = Counter()
         self.asked: dict[str, tuple[str, float]] = {}
         self.ears: list[Ear] = []
@@ -296,7 +299,8 @@ class Link(FencesNothing):
             if self.refused and kernel.now < self.cut_out_until:
                 kernel.rest(0.002)
                 raise BackendUnavailable("the connection was refused", outcome_unknown=sent)
-            kernel.rest(kernel.random.random() * 0.002)  # connecting, or the pool
+            self.connect(budget)
+            kernel.rest(kernel.random.random() * 0.002)
             budget.sending()
             left = budget.left()
             if left <= 0:
@@ -311,6 +315,14 @@ class Link(FencesNothing):
                 return value
         raise BackendUnavailable("no answer in time", outcome_unknown=True)
 
+    def connect(self, budget: Budget) -> None:
+        """Wait for another connection, after one broke that had brought a grant."""
+        asker = self.kernel.running
+        if asker in self._slow:
+            seconds, transit = self._slow[asker]
+            self._slow[asker] = 0.0, transit
+            self.kernel.rest(max(0.0, min(seconds, budget.left())))
+
     def _send(self, call: Call, seconds: float) -> bool:
         kernel = self.kernel
         call.thread = kernel.running
@@ -318,6 +330,9 @@ class Link(FencesNothing):
         for _ in range(2 if kernel.random.random() < self.server.weather.doubled else 1):
             if not self._loses(self.cut_out_until):
                 kernel.after(self._way_of(call), lambda: self.server.arrive(call, generation, self._reply))
+        if call.verb == "release" and self._echo is not None and self._echo[0] == call.args[1]:
+            (_, late), self._echo = self._echo, None
+            kernel.after(late, lambda: self.server.arrive(call, generation, self._reply))
         kernel.block(seconds)
         call.thread = None
         return call.answer is not None
@@ -326,14 +341,31 @@ class Link(FencesNothing):
         """Bring an answer back, if the way is open."""
         if call.answer is not None or call.thread is None or self._loses(self.cut_in_until):
             return
-        answer = (call.value, call.error)
+        answer, delay = (call.value, call.error), self._delay()
+        if self.belated and call.verb == "try_acquire" and isinstance(call.value, Granted):
+            answer, delay = self._belate(call.args[0], call.thread, answer, delay)
 
         def come_back() -> None:
             if call.thread is not None and call.answer is None:
                 call.answer = answer
                 self.kernel.wake(call.thread)
 
-        self.kernel.after(self._delay(), come_back)
+        self.kernel.after(delay, come_back)
+
+    def _belate(self, request: Request, asker: Thread, answer: Any, delay: float) -> tuple[Any, float]:
+        """Let a grant be heard of when it is of no use any more, or not at all.
+
+        What gives the late one back comes twice. After a connection that breaks, the next try waits for another one
+        until the grant of which nobody knows has nearly lapsed, and is under way when it does.
+        """
+        way, self.belated = self.belated, ""
+        self.late_until = self.kernel.now + 2 * request.ttl
+        chance = self.kernel.random.random
+        if way == "late":
+            self._echo = request.lease_id, chance() * request.ttl
+            return answer, request.ttl
+        self._slow[asker] = request.ttl * (1.0 - 0.2 * chance()), request.ttl * 0.6 * chance()
+        return (None, BackendUnavailable("the connection broke", outcome_unknown=True)), delay
 
     def _loses(self, cut_until: float) -> bool:
         return self.kernel.now < cut_until or self.kernel.random.random() < self.server.weather.lost
@@ -343,6 +375,8 @@ class Link(FencesNothing):
         if call.verb == "try_acquire" and self.deaf_for:
             self.cut_in_until = max(self.cut_in_until, self.kernel.now + self.deaf_for)
             self.deaf_for = 0.0
+        if call.verb == "try_acquire" and call.thread in self._slow:
+            return self._slow.pop(call.thread)[1]
         if call.verb == "renew" and self.straggles:
             late, self.straggles = self.straggles, 0.0
             return late

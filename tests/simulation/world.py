@@ -105,6 +105,7 @@ class Plan:
     elections: bool = False
     rushes: bool = False
     bonds: str = ""
+    belated: bool = False
     weather: Weather = field(default_factory=Weather)
     rates: float = 0.0
     intensity: float = 3.0
@@ -184,6 +185,11 @@ def bonds_of(seed: int, faults: frozenset[str]) -> str:
     if random.Random(f"bonds {seed}").random() >= 0.15:
         return ""
     return "strict" if faults & HEAR_LATE else "fast"
+
+
+def is_belated(seed: int, bonds: str) -> bool:
+    """Choose whether grants are heard of late, by a stream of its own: other seeds keep their course."""
+    return random.Random(f"belated {seed}").random() < (0.5 if bonds else 0.2)
 
 
 class Member(Process):
@@ -393,8 +399,11 @@ class World:
             self.server.traits = replace(self.server.traits, wakes_waiters=True, fair=True)
         self.server.traits = replace(self.server.traits, groups=self.plan.groups)
         self.plan.bonds = bonds_of(seed, self.plan.faults)
+        self.plan.belated = is_belated(seed, self.plan.bonds)
         self.sessions = self.server.bind() if self.plan.bonds else None
         self.judge = Judge(self.kernel, self.server, calm=self.plan.calm)
+        if self.sessions is not None:
+            self.judge.misleads = self.sessions.misleads
         self.shares, self.limit = Shares(self.judge), 3
         self.elections = Elections(self.judge)
         self.until = self.plan.seconds
@@ -489,6 +498,8 @@ class World:
             yield self.rush, random.choice([4, 10])
         if plan.bonds:
             yield self.fault("sessions"), random.choice([1, 4, 12])
+        if plan.belated:
+            yield self.fault("belated"), random.choice([4, 12, 30])
         if "cuts" in chosen and max(plan.ttls) >= PATIENCE:
             yield self.deafen, 6
         if plan.elections and "pauses" in chosen:
@@ -531,6 +542,11 @@ class World:
         """Let a process hear nothing once it asks for a lease, and for longer than it asks."""
         if (member := self.some_member()) is not None:
             member.link.deaf_for = 2 * PATIENCE
+
+    def belated(self) -> None:
+        """Let the answer to the next grant of some process come too late, or the connection break in its place."""
+        if (member := self.some_member()) is not None:
+            member.link.belated = self.kernel.random.choice(["late", "broken"])
 
     def pause(self) -> None:
         """Stop a process for a while, as SIGSTOP does."""
