@@ -92,7 +92,7 @@ class RunServer:
         user: the role in every test's DSN.
         canary: the password of that role.
         log_path: the server's log, or None when the server is not ours.
-        copying: programs that start copies of it, or None when it is not ours.
+        copying: programs that start copies of it, or None when it is not ours or they may not be run.
         kept: this process's own connection to it.
     """
 
@@ -140,7 +140,7 @@ class RunServer:
         """Make an empty database that belongs to the tests' role; drop it afterwards, whoever is still connected."""
         name = f"pglease_test_{secrets.token_hex(6)}"
         # Nobody can be connected to either, so two workers never get in each other's way.
-        template = sql.Identifier(EMPTY if self.copying else "template0")
+        template = sql.Identifier(EMPTY if self.log_path else "template0")
         # Copying its files costs a third of writing them to the WAL; until 14 there was no other way.
         copied = sql.SQL("STRATEGY file_copy" if self.kept.server_version >= 150000 else "")
         create = sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE {} {}")
@@ -163,7 +163,9 @@ def run_server() -> Iterator[RunServer]:
 def _own() -> Iterator[RunServer]:
     canary = new_canary()
     with Original(settings=SETTINGS) as postgres:
-        ours = {"log_path": str(postgres.log_path), "copying": str(postgres.copying)}
+        # Where temporary files may not be run, each server is made anew.
+        copying = str(postgres.copying) if os.access(postgres.copying / "initdb", os.X_OK) else None
+        ours = {"log_path": str(postgres.log_path), "copying": copying}
         server = RunServer(postgres.host, postgres.port, "postgres", None, "pglease_test", canary, **ours)
         hba = postgres.data / "pg_hba.conf"
         hba.write_text(f"host all {server.user} all scram-sha-256\n{hba.read_text()}")
