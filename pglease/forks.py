@@ -6,11 +6,14 @@ Locks are replaced, not released: a thread that held one at the fork does not ex
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
+
+log = logging.getLogger("pglease")
 
 T = TypeVar("T")
 
@@ -74,7 +77,10 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     _here.resting = []
     for thing, forget in list(_inheritance.items()):
-        forget(thing)
+        try:
+            forget(thing)
+        except Exception:  # whoever comes after it would keep its parent's locks
+            log.exception("a forked child could not forget what its parent has in %s", type(thing).__name__)
 
 
 if hasattr(os, "register_at_fork"):

@@ -56,6 +56,14 @@ def test_what_is_registered_forgets_in_the_child_and_not_in_the_parent():
     assert things.forgotten_in == []
 
 
+def test_one_that_cannot_forget_keeps_no_other_from_it():
+    stubborn, things = Belongings(), Belongings()
+    forks.forget_in_children(stubborn, lambda _: 1 // 0)
+    forks.forget_in_children(things, Belongings.forget)
+
+    assert in_child(lambda: things.forgotten_in == [os.getpid()])
+
+
 def test_a_grandchild_forgets_again():
     things = Belongings()
     forks.forget_in_children(things, Belongings.forget)
