@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pglease import loops
 from pglease.backends.base import Budget
 from pglease.errors import BackendUnavailable
-from pglease.records import Request
+from pglease.records import Granted, Released, Request
 from tests.simulation import kernel as virtual
 from tests.simulation.store import Call, Link
 
@@ -72,7 +72,6 @@ class Half:
         self._takes_more = link.kernel.random.random() < TAKES_MORE
         self._heard: list[Any] = []
         self._over = virtual.Event()
-        self._dropped = False
         budget.sending()
         virtual.Thread(self._wait_for_it, name="answer", process=link.process).start()
 
@@ -84,8 +83,13 @@ class Half:
 
     @property
     def done(self) -> bool:
-        """See `base.Begun.done`."""
-        return not self._takes_more and self._call.answer is not None and self._call.answer[1] is None
+        """See `base.Begun.done`. What was granted or released needs no second question."""
+        value, error = self._call.answer or (None, None)
+        return (
+            error is None
+            and isinstance(value, (Granted, Released) if self._takes_more else object)
+            and value is not None
+        )
 
     def arrived(self) -> bool:
         """See `base.Begun.arrived`."""
