@@ -65,11 +65,6 @@ class Logbook:
     def __repr__(self) -> str:
         return "<the log>"
 
-    @staticmethod
-    def wants(kind: EventKind) -> bool:
-        """Tell whether the log would show it."""
-        return log.isEnabledFor(LEVELS[kind])
-
     def notify(self, event: Event) -> None:
         """Write one event."""
         if event.kind == "unknown" and self._has_warned(event):

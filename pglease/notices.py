@@ -13,10 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from pglease import clock
-from pglease.events import Event, EventKind, Observer, Waiting
+from pglease.events import EventKind, Facts, Observer, Waiting, event_of
 from pglease.logbook import LEVELS, Logbook
 
 if TYPE_CHECKING:
@@ -31,9 +31,8 @@ REST = 0.02
 """Seconds that an observer's thread rests after it has told what there was: to wake it costs those who take leases more
 than to queue an event, so of many events in a row few wake it."""
 
-_Facts: TypeAlias = tuple[Any, ...]
-"""What an event is made of; the observer's thread makes it, since that takes as long as all the rest of telling it."""
-_Message: TypeAlias = tuple[_Facts, Context]
+_Message: TypeAlias = tuple[Facts, Context]
+"""The observer's thread makes an event of the facts: whoever takes a lease need not."""
 
 
 class _Desk:
@@ -59,7 +58,7 @@ class _Desk:
         except Exception:  # noqa: BLE001  # it is told then, and may fail there, where it is said
             return True
 
-    def put(self, facts: _Facts, context: Context) -> None:
+    def put(self, facts: Facts, context: Context) -> None:
         if self._messages.qsize() >= MOST_PENDING:
             self._dropped += 1
             if self._dropped == 1:
@@ -121,8 +120,8 @@ class _Desk:
                 self._thread = None
             return over
 
-    def _tell(self, facts: _Facts, context: Context) -> None:
-        event = Event(*facts)
+    def _tell(self, facts: Facts, context: Context) -> None:
+        event = event_of(facts)
         try:
             context.run(self._observer.notify, event)
         except BaseException:  # also SystemExit, which would end this thread in silence
@@ -134,9 +133,9 @@ class Notices:
     """All observers of one client, the log among them. What none of them wants costs next to nothing."""
 
     def __init__(self, observers: Iterable[Observer]) -> None:
-        guests = [_Desk(observer) for observer in observers]
-        self._has_guests = bool(guests)
-        self._desks = [_Desk(Logbook()), *guests]
+        self._guests = [_Desk(observer) for observer in observers]
+        self._has_guests = bool(self._guests)
+        self._desks = [_Desk(Logbook()), *self._guests]
 
     def __bool__(self) -> bool:
         """Whether anybody but the log listens."""
@@ -164,14 +163,12 @@ class Notices:
         Args:
             context: whose doing it is; None is the caller's own.
         """
-        if not self._has_guests and not log.isEnabledFor(LEVELS[kind]):  # so it is most of the time: at little cost
-            return
-        at, facts = clock.now(), None
-        for desk in self._desks:
+        facts: Facts | None = None
+        for desk in self._desks if log.isEnabledFor(LEVELS[kind]) else self._guests:  # most of the time there is none
             if desk.wants(kind):
                 if facts is None:
                     trouble = error if isinstance(error, Exception) else None
-                    facts = (kind, name, owner_id, fencing_token, reason, seconds, trouble, waiting, at)
+                    facts = (kind, name, owner_id, fencing_token, reason, seconds, trouble, waiting, clock.now())
                 desk.put(facts, copy_context() if context is None else context.copy())
 
     def tell_of(

@@ -6,9 +6,9 @@ how long they took. They are children of the span in which the lease was asked f
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pglease import clock
@@ -61,6 +61,7 @@ class LeaseTracing:
     ) -> None:
         self._label = metric_name
         self._common = {} if db_system_name is None else {"db.system.name": db_system_name}
+        self._is_traced = tracer_provider is not None
         self._tracer = trace.get_tracer(_OWN, tracer_provider=tracer_provider)
         meter = metrics.get_meter(_OWN, meter_provider=meter_provider)
         self._acquisitions = meter.create_counter(
@@ -72,7 +73,7 @@ class LeaseTracing:
         self._held = meter.create_up_down_counter(
             "pglease.lease.held", unit="{lease}", description="Leases that this process holds."
         )
-        self._lock = threading.Lock()
+        # Several clients tell us, each on a thread of its own; each use is one step of the dictionary's own.
         self._notes: dict[tuple[str, int | None], _Notes] = {}
 
     @staticmethod
@@ -82,37 +83,52 @@ class LeaseTracing:
 
     def notify(self, event: Event) -> None:
         """Make a span, an event of a span or a measurement of it."""
-        hold = (event.name, event.fencing_token)
         if event.kind in OUTCOMES:
-            self._attempt(event)
-            if event.kind == "acquired":
-                with self._lock:
-                    self._notes[hold] = _Notes()
-                self._held.add(1, {"pglease.lease.name": self._label(event.name)})
-            return
-        with self._lock:
-            notes = self._notes.get(hold) if event.kind in _NOTED else self._notes.pop(hold, None)
-        if notes is None:  # it has ended before
-            return
-        if event.kind in _NOTED:
+            self._attempted(event)
+        elif event.kind in _ENDS:
+            self._ended(event)
+        elif (notes := self._notes.get((event.name, event.fencing_token))) is not None:  # else it has ended before
             notes.add(event)
-        else:
-            self._hold(event, notes)
-            self._held.add(-1, {"pglease.lease.name": self._label(event.name)})
 
-    def _attempt(self, event: Event) -> None:
+    def _attempted(self, event: Event) -> None:
         label, outcome = self._label(event.name), OUTCOMES[event.kind]
-        measured: dict[str, Any] = {"pglease.lease.name": label, "pglease.outcome": outcome, **_error(event)}
+        measured = _measured(label, outcome)
+        if event.error is not None:
+            measured = {**measured, **_error(event)}
         self._acquisitions.add(1, measured)
         self._acquiring.record(event.seconds or 0.0, measured)
+        if self._is_watched():
+            self._trace_attempt(event, label, outcome)
+        if event.kind == "acquired":
+            self._notes[event.name, event.fencing_token] = _Notes()
+            self._held.add(1, _named(label))
+
+    def _ended(self, event: Event) -> None:
+        notes = self._notes.pop((event.name, event.fencing_token), None)
+        if notes is None:  # it has ended before
+            return
+        label = self._label(event.name)
+        if self._is_watched():
+            self._trace_hold(event, label, notes)
+        self._held.add(-1, _named(label))
+
+    def _is_watched(self) -> bool:
+        """Tell whether a span is seen by anybody: not before there is an SDK, which may be set at any time, and once.
+
+        A span that nobody sees takes longer to make than all the rest of us.
+        """
+        if not self._is_traced:
+            self._is_traced = not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+        return self._is_traced
+
+    def _trace_attempt(self, event: Event, label: str, outcome: str) -> None:
         ended = _wall(event.at)
         span = self._span(f"pglease acquire {label}", SpanKind.CLIENT, event, outcome, ended)
         if event.kind == "failed":
             span.set_status(Status(StatusCode.ERROR, str(event.error or "interrupted")))
         span.end(ended)
 
-    def _hold(self, event: Event, notes: _Notes) -> None:
-        label = self._label(event.name)
+    def _trace_hold(self, event: Event, label: str, notes: _Notes) -> None:
         outcome, ended = event.reason or event.kind, _wall(event.at)
         span = self._span(f"pglease hold {label}", SpanKind.INTERNAL, event, outcome, ended)
         for kind, at, attributes in notes.taken:
@@ -139,6 +155,8 @@ class LeaseTracing:
 class _Notes:
     """What happened to one hold while it ran."""
 
+    __slots__ = ("_renewals", "taken")
+
     def __init__(self) -> None:
         self.taken: list[tuple[str, float, Attributes]] = []
         self._renewals = 0
@@ -151,6 +169,18 @@ class _Notes:
                 self.taken.append((event.kind, event.at, {"pglease.renewals": self._renewals}))
         elif len(self.taken) < 64:
             self.taken.append((event.kind, event.at, _error(event)))
+
+
+@lru_cache(maxsize=256)
+def _named(label: str) -> dict[str, Any]:
+    """Return the attributes of a measurement; made once for each label, and changed by nobody."""
+    return {"pglease.lease.name": label}
+
+
+@lru_cache(maxsize=256)
+def _measured(label: str, outcome: str) -> dict[str, Any]:
+    """Return those of an attempt, in the same way."""
+    return {**_named(label), "pglease.outcome": outcome}
 
 
 def _error(event: Event) -> dict[str, str]:

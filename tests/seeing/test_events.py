@@ -7,15 +7,17 @@ import contextlib
 import contextvars
 import gc
 import logging
+import pickle
 import threading
 from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, astuple
 from typing import Any, get_args
 
 import pytest
 
 from pglease import AcquireTimeout, AsyncPGLease, BackendUnavailable, Event, LeaseLostError, MemoryBackend, PGLease
 from pglease import notices as notices_module
-from pglease.events import EventKind
+from pglease.events import EventKind, event_of
 from pglease.logbook import WARN_EVERY, Logbook
 from pglease.testing.fake_clock import FakeClock
 from tests.support.worlds import wait_until
@@ -219,6 +221,18 @@ def test_on_a_loop_the_same_is_told_and_a_cancelled_wait_has_failed(store, diary
     asyncio.run(main())
 
     assert diary.kinds() == ["attempted", "acquired", "released", "attempted", "failed"]
+
+
+def test_an_event_that_is_told_is_one_like_any_other():
+    event = Event("lost", "job", "us", 7, "taken", 1.5, at=3.0)
+
+    told = event_of(astuple(event))
+
+    assert type(told) is Event
+    assert told == event
+    assert pickle.loads(pickle.dumps(told)) == event
+    with pytest.raises(FrozenInstanceError):
+        told.name = "another"  # type: ignore[misc]
 
 
 # -- how it is told ----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -94,6 +95,54 @@ def test_attempts_and_holds_are_measured_by_the_stem_of_the_name(sdk):
 
     assert counted == {"held": 1, "acquired": 2}
     assert (held.attributes["pglease.lease.name"], held.value) == ("import", 1)
+
+
+LATER = """
+import threading
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pglease import MemoryBackend, PGLease
+from pglease.contrib.opentelemetry import LeaseTracing
+
+class Telling(LeaseTracing):
+    told = threading.Event()
+    def notify(self, event):
+        super().notify(event)
+        if event.kind == "renewed":
+            self.told.set()
+
+exporter, provider = InMemorySpanExporter(), TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+with PGLease(MemoryBackend(), observers=[Telling()]) as leases:
+    with leases.acquire("earlier") as lease:
+        lease.renew()
+        assert Telling.told.wait(60)
+        trace.set_tracer_provider(provider)
+    with leases.acquire("later"):
+        pass
+for span in exporter.get_finished_spans():
+    print(span.name, len(span.events))
+"""
+
+
+def test_an_sdk_that_is_set_later_sees_what_ends_from_then_on_from_its_beginning():
+    done = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines() == ["pglease hold earlier 1", "pglease acquire later 0", "pglease hold later 0"]
+
+
+def test_no_span_is_made_where_nobody_would_see_it(monkeypatch):
+    observer = LeaseTracing()
+    made = []
+    monkeypatch.setattr(observer._tracer, "start_span", lambda *args, **_: made.append(args))
+    monkeypatch.setattr(trace, "get_tracer_provider", trace.ProxyTracerProvider)
+
+    observer.notify(Event("acquired", "job", "us", 1, seconds=0.1))
+    observer.notify(Event("released", "job", "us", 1, seconds=0.1))
+
+    assert made == []
 
 
 WITHOUT = """
