@@ -23,6 +23,9 @@ def enter(lease: HeldLease) -> None:
 def leave(lease: HeldLease) -> None:
     """Note that it is no more; harmless where it never was, as when a block is left by another thread."""
     under = _current.get()
+    if under and under[-1]() is lease:  # as nearly always
+        _current.set(under[:-1])
+        return
     for place in reversed(range(len(under))):
         if under[place]() is lease:  # the innermost: a lock may be entered again in its own block
             _current.set(under[:place] + under[place + 1 :])

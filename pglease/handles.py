@@ -144,7 +144,8 @@ class Hold:
     @property
     def deadline(self) -> float:
         """The boot clock by which whatever acts under it must be over, while the session it may rest on lives."""
-        return min(self.term.trusted_until, self.max_until)
+        until, most = self.term.trusted_until, self.max_until
+        return until if until < most else most  # noqa: FURB136  # asked for in each hold several times: `min` is felt
 
     @property
     def span(self) -> float:
@@ -268,8 +269,12 @@ class Hold:
         self.keeper.lost(self, loss)
         return True
 
-    def end(self) -> bool:
-        """End it in this process, before the store hears of it; False when it is over already."""
+    def end(self, *, to_release: bool = False) -> bool:
+        """End it in this process, before the store hears of it; False when it is over already.
+
+        Args:
+            to_release: whether a request to release it is about to leave: the first; see `release_begun`.
+        """
         with self._lock:
             if self.over:
                 return False
@@ -277,6 +282,7 @@ class Hold:
             loss = self._overdue_for(now)
             if loss is None:
                 self.ended_at, self.ended = now, True
+                self.releases += to_release
             else:
                 self._note(loss)
         if loss is not None:
@@ -365,7 +371,7 @@ class Hold:
 
 
 class Warned:
-    """Watches for the moment when little is left of a hold."""
+    """Watches for the moment when little is left of a hold; until then nobody need watch for its end."""
 
     __slots__ = ("_hold",)
 
@@ -384,6 +390,7 @@ class Warned:
         if clock.now() < self.due:
             watchdog.watch(self)
         else:
+            watchdog.watch(self._hold)
             self._hold.keeper.at_risk(self._hold)
 
 
@@ -626,7 +633,7 @@ class HeldLease:
 
     def __del__(self) -> None:
         hold = getattr(self, "_hold", None)
-        if hold is not None and not hold.over and not hold.client_owned:
+        if hold is not None and not hold.client_owned and not hold.over:
             hold.keeper.dropped(hold)
             warnings.warn(
                 f"the lease {hold.name!r} was dropped without a release", ResourceWarning, stacklevel=2, source=self

@@ -112,6 +112,7 @@ class HeartbeatManager:
         self._on_lease_lost = on_lease_lost
         self._on_at_risk = on_at_risk
         self._on_over = on_over
+        self._warns = bool(self.notices) or on_at_risk is not None
         self._fresh()
 
     def _fresh(self) -> None:
@@ -151,22 +152,23 @@ class HeartbeatManager:
                 self._plan(hold)
             if self._thread is None and not self._stopped:
                 self._start()
-        watchdog.watch(hold)
-        if self.notices or self._on_at_risk is not None:
+        if self._warns:
             hold.warning = Warned(hold)
-            watchdog.watch(hold.warning)
+            watchdog.watch(hold.warning)  # which comes first, and has the hold itself watched in its turn
+        else:
+            watchdog.watch(hold)
         if hold.bond is not None:
             hold.bond.when_broken(hold.lose)
 
     def _plan(self, hold: Hold, *, since: float | None = None) -> None:
         ttl = hold.span
         margin = hold.margin if ttl == hold.ttl else self.margin_for(ttl)
-        interval = options.interval_for(ttl, self._interval)
-        box = options.renewal_box(ttl, margin, interval)
+        interval, box = options.rhythm(ttl, margin, self._interval)
         # A grant that only a later look found has less than its ttl left: then its renewal comes as much earlier.
         granted_at = hold.term.trusted_until + margin - ttl
-        sent_at = min(hold.term.sent_at, granted_at) if since is None else since
-        due = self._schedule.add(hold, interval=interval, box=box, sent_at=sent_at)
+        if since is None:
+            since = min(hold.term.sent_at, granted_at)
+        due = self._schedule.add(hold, interval=interval, box=box, sent_at=since)
         if due < self._wakes_at:
             self._wakes_at = due
             self._messages.put(None)
@@ -395,9 +397,10 @@ class HeartbeatManager:
                 budget = begun.budget
                 outcome = begun.release.finish()
             else:
-                if not (hold.ended and not hold.settled) and not hold.end():
+                if hold.unconfirmed:
+                    hold.release_begun()
+                elif not hold.end(to_release=True):
                     return None
-                hold.release_begun()
                 budget = Budget.of(seconds, clock.now)
                 outcome = self.backend.release(hold.name, hold.lease_id, budget, min_hold=hold.min_hold)
         except BaseException as error:

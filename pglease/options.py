@@ -239,17 +239,22 @@ def margin_for(ttl: float, margin: float | None = None) -> float:
     return min(wanted, ttl / 4)
 
 
-@lru_cache(maxsize=64)
 def interval_for(ttl: float, heartbeat_interval: float | None = None) -> float:
     """Return the seconds between renewals: a third of ttl, or `heartbeat_interval` if that is sooner."""
     third = ttl / RENEWALS_PER_TTL
     return third if heartbeat_interval is None else min(heartbeat_interval, third)
 
 
-@lru_cache(maxsize=64)
 def renewal_box(ttl: float, margin: float, interval: float) -> float:
     """Return how long one renewal may take, so that after a good one two whole tries fit before the deadline."""
     return min(5.0, 0.45 * (ttl - margin - interval))
+
+
+@lru_cache(maxsize=64)
+def rhythm(ttl: float, margin: float, heartbeat_interval: float | None = None) -> tuple[float, float]:
+    """Return `interval_for` and `renewal_box`."""
+    interval = interval_for(ttl, heartbeat_interval)
+    return interval, renewal_box(ttl, margin, interval)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class Taking:
         self._lock = threading.RLock()
         self.closed = Bell()
         self.holds: dict[str, Hold] = {}
-        self.owned: dict[str, HeldLease] = {}
+        self.owned: dict[Hold, HeldLease] = {}
         self._default_owner: str | None = None
 
     @property
@@ -339,8 +339,10 @@ class Taking:
         with self._lock:
             earlier, self.holds[hold.name] = self.holds.get(hold.name), hold
             closed = self.closed.is_set()
-        if earlier is not None and earlier.current_loss() is None:
-            earlier.lose(Loss("taken", lease=found.lease))  # by ourselves, after somebody had ended it in the store
+        if earlier is not None:
+            if earlier.current_loss() is None:
+                earlier.lose(Loss("taken", lease=found.lease))  # by ourselves, after somebody had ended it in the store
+            self.owned.pop(earlier, None)  # its release may have had no answer; now it is over in any case
         try:
             manager.begin(hold)
         except RuntimeError as error:  # no more threads, or the interpreter is going down: it could not be renewed
@@ -371,9 +373,11 @@ class Taking:
         """Let the client own what was taken; None when nothing was."""
         if isinstance(taken, NotAcquired):
             return None
-        with self._lock:
-            self.owned[taken.name] = taken
-            taken._hold.client_owned = True  # last: interrupted before, it is nobody's and given back
+        hold = taken._hold
+        self.owned[hold] = taken
+        hold.client_owned = True  # last: interrupted before, it is nobody's and given back
+        if self.holds.get(hold.name) is not hold:  # lost in this moment: whoever dropped it may not have seen us
+            self.owned.pop(hold, None)
         return taken
 
     def nap(self, seconds: float) -> None:
@@ -479,7 +483,11 @@ class Taking:
     def hold_of(self, name: str) -> Hold | None:
         """Return what this client has or had last by that name, if it was not given back."""
         self.refuse_if_closed()
-        return self.holds.get(options.text(name, "name"))
+        try:
+            return self.holds[name]  # what is in the book was looked at when it was taken
+        except (KeyError, TypeError):  # the latter for what has no hash, and is no name
+            options.text(name, "name")
+            return None
 
     def held_here(self, matches: Callable[[str], bool]) -> str | None:
         """Return a name that matches and that this thread or task holds, or None."""
@@ -495,14 +503,11 @@ class Taking:
 
     def drop(self, hold: Hold) -> None:
         """Forget a hold that is over, unless another has taken its place."""
-        if hold.name not in self.holds and hold.name not in self.owned:  # that was done before
-            return
-        with self._lock:
-            if self.holds.get(hold.name) is hold:
-                del self.holds[hold.name]
-            owned = self.owned.get(hold.name)
-            if owned is not None and owned._hold is hold:
-                del self.owned[hold.name]
+        if self.holds.get(hold.name) is hold:  # else that was done before
+            with self._lock:
+                if self.holds.get(hold.name) is hold:
+                    del self.holds[hold.name]
+        self.owned.pop(hold, None)
 
     def close_book(self) -> list[Hold] | None:
         """Take no more; return what is held, None if this was done before. A grant that comes later is given back."""

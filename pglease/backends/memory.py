@@ -45,7 +45,7 @@ from pglease.records import (
 )
 
 _BOOT = datetime(2000, 1, 1, tzinfo=UTC)
-_SHIFT = _BOOT - datetime(1970, 1, 1, tzinfo=UTC)
+_SHIFT = _BOOT.timestamp()
 _TRAITS = Traits(
     kind="memory",
     clock="process",
@@ -149,7 +149,7 @@ class _Store:
         forks.forget_in_children(self, type(self).forget)
 
     def now(self) -> datetime:
-        return datetime.fromtimestamp(self.clock(), UTC) + _SHIFT  # faster than a `timedelta` made of a float
+        return datetime.fromtimestamp(self.clock() + _SHIFT, UTC)  # faster than a `timedelta` made of a float
 
     def forget(self) -> None:
         # The old lock may be held by a thread that does not exist in the child.

@@ -180,23 +180,21 @@ def _answered_by(cls: type, attribute: str, instead: Callable[[], FreeForAll | N
 def _several_at_once(instead: FreeForAll) -> Iterator[None]:
     """Let a client hold a name more than once, which no store would ever grant it."""
     taken = Taking._taken
-    displaced: list[tuple[Taking, Hold, HeldLease | None]] = []
+    displaced: list[tuple[Taking, Hold]] = []
 
     def taken_beside(taking: Taking, found: Any, request: Request, *more: Any) -> Any:
-        earlier, owned = taking.holds.pop(request.name, None), taking.owned.get(request.name)
+        earlier = taking.holds.pop(request.name, None)
         if earlier is not None and not instead.granted(earlier.lease_id):
-            displaced.append((taking, earlier, owned))
+            displaced.append((taking, earlier))
         return taken(taking, found, request, *more)
 
     try:
         with patch.object(Taking, "_taken", taken_beside):
             yield
     finally:
-        for taking, hold, owned in displaced:
+        for taking, hold in displaced:
             if not hold.over:
                 taking.holds.setdefault(hold.name, hold)
-                if owned is not None:
-                    taking.owned.setdefault(hold.name, owned)
 
 
 @contextmanager

@@ -13,11 +13,15 @@ from pglease import (
     AcquireTimeout,
     AcquisitionError,
     BackendClosed,
+    BackendUnavailable,
     ConfigurationError,
     HeldLease,
     NotOwnedError,
     ReentrantError,
+    ReleaseError,
 )
+from pglease.heartbeat import HeartbeatManager
+from pglease.records import Loss
 from tests.support.worlds import Stopwatch, wait_until
 
 # -- try_acquire -------------------------------------------------------------------------------------------------------
@@ -193,6 +197,48 @@ def test_release_of_what_another_has_is_false_and_changes_nothing(leases, rival)
 
 def test_release_of_what_nobody_knows_is_false(leases):
     assert leases.release("never heard of") is False
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", 7, ["job"]])
+def test_release_of_what_is_no_name_is_refused(leases, name):
+    with pytest.raises(ConfigurationError, match="name must"):
+        leases.release(name)
+
+
+def test_what_is_taken_anew_after_a_release_without_an_answer_is_owned_in_its_place(leases, store, monkeypatch):
+    assert leases.try_acquire("job")
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(leases.backend, "release", lambda *_args, **_options: _away())
+        meanwhile.setattr(leases.backend, "begin_release", lambda *_args, **_options: None, raising=False)
+        with pytest.raises(ReleaseError):
+            leases.release("job")
+        store.lapse("job")
+
+        assert leases.try_acquire("job")
+        (owned,) = leases.taking.owned.values()
+
+    assert owned.fencing_token == 2
+    assert leases.release("job")
+    assert leases.taking.owned == {}
+
+
+def test_what_is_lost_before_the_client_could_own_it_is_forgotten(leases, monkeypatch):
+    begin = HeartbeatManager.begin
+
+    def begin_and_lose(manager, hold):
+        begin(manager, hold)
+        hold.lose(Loss("forced"))
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(HeartbeatManager, "begin", begin_and_lose)
+        leases.try_acquire("job")
+
+    assert leases.held("job") is None
+    assert leases.taking.owned == {}
+
+
+def _away():
+    raise BackendUnavailable("the store is away")
 
 
 def test_release_of_a_lease_that_lapsed_and_went_to_another_is_false_and_takes_nothing(leases, rival, store):

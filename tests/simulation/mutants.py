@@ -131,7 +131,7 @@ def _(stage: Stage) -> None:
 
 @mutant("ttl-is-interval", "a lease is renewed once per ttl")
 def _(stage: Stage) -> None:
-    stage.patch(options, "interval_for", lambda ttl, _interval=None: ttl)
+    stage.patch(options, "rhythm", lambda ttl, margin, _interval=None: (ttl, options.renewal_box(ttl, margin, ttl)))
 
 
 @mutant("error-as-success", "a renewal that was not answered counts as confirmed")

@@ -138,7 +138,7 @@ def test_a_ttl_is_not_changed_while_a_renewal_by_the_old_one_is_under_way(
 
 
 def test_a_release_that_was_interrupted_before_it_began_has_ended_nothing(lease: Any, monkeypatch: Any) -> None:
-    def interrupted(_: Any) -> bool:
+    def interrupted(_: Any, **_options: Any) -> bool:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as meanwhile:
