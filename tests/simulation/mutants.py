@@ -369,6 +369,18 @@ def _(stage: Stage) -> None:
     stage.patch(Keeper, "_sweep", heedless)
 
 
+@mutant("marked-without-room", "a hold beyond as many as may be bound is marked as if its lock had been there")
+def _(stage: Stage) -> None:
+    has_room, mark_of = Keeper._has_room, Keeper.mark_of
+
+    def marked_all_the_same(keeper: Keeper, seat: Any) -> Any:
+        session = keeper._session
+        full = session is not None and seat.session is None and not has_room(keeper, session)
+        return session.mark if full else mark_of(keeper, seat)  # type: ignore[union-attr]
+
+    stage.patch(Keeper, "mark_of", marked_all_the_same)
+
+
 def _says(answer: Any) -> Talk[Any]:
     """Return a talk that asks nothing."""
     return answer

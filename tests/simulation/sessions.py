@@ -484,7 +484,7 @@ def _mark_in(params: Mapping[str, Any]) -> Mark | None:
 class Hybrid(HybridPostgresBackend):
     """The real hybrid backend, whose statements are asked of the simulated server."""
 
-    def __init__(self, link: Link, *, strict: bool) -> None:  # not the real one's: there is no address
+    def __init__(self, link: Link, *, strict: bool, most: int | None) -> None:  # there is no address
         self.link = link
         self.traits = replace(link.traits, kind="simulated, hybrid", prompt_failover=True, groups=False)
         self._names = table_names()
@@ -494,7 +494,7 @@ class Hybrid(HybridPostgresBackend):
         self._statements = USUAL  # type: ignore[assignment]
         self._hybrid: Any = _Words()
         silence = self._delay - options.margin_for(self._delay, None) if strict else virtual.FOREVER
-        self._keeper = Keeper(lambda: {"link": link}, str, silence=silence, most=None)
+        self._keeper = Keeper(lambda: {"link": link}, str, silence=silence, most=most)
         self._keeper.errands = ERRANDS
 
     def _vetted(self, session: Session, budget: Budget) -> None:

@@ -105,6 +105,7 @@ class Plan:
     elections: bool = False
     rushes: bool = False
     bonds: str = ""
+    bound: int | None = None
     belated: bool = False
     weather: Weather = field(default_factory=Weather)
     rates: float = 0.0
@@ -187,6 +188,12 @@ def bonds_of(seed: int, faults: frozenset[str]) -> str:
     return "strict" if faults & HEAR_LATE else "fast"
 
 
+def most_bound(seed: int) -> int | None:
+    """Choose how many leases a client binds to its session at most, by a stream of its own; None is the default."""
+    chosen = random.Random(f"bound {seed}")
+    return chosen.choice([1, 1, 2]) if chosen.random() < 0.3 else None
+
+
 def is_belated(seed: int, bonds: str) -> bool:
     """Choose whether grants are heard of late, by a stream of its own: other seeds keep their course."""
     return random.Random(f"belated {seed}").random() < (0.5 if bonds else 0.2)
@@ -208,7 +215,7 @@ class Member(Process):
         with world.as_process(self):
             bonds = world.plan.bonds
             self.client = PGLease(
-                Hybrid(self.link, strict=bonds == "strict") if bonds else self.link,  # type: ignore[arg-type]  # its `list` hides the builtin within the class, as in the protocol
+                Hybrid(self.link, strict=bonds == "strict", most=world.plan.bound) if bonds else self.link,  # type: ignore[arg-type]  # its `list` hides the builtin within the class, as in the protocol
                 name,
                 on_lease_lost=lambda lost: world.judge.called_back(self, lost),
                 on_at_risk=lambda _name: world.judge.counts.update(["warnings that little is left"]),
@@ -399,6 +406,7 @@ class World:
             self.server.traits = replace(self.server.traits, wakes_waiters=True, fair=True)
         self.server.traits = replace(self.server.traits, groups=self.plan.groups)
         self.plan.bonds = bonds_of(seed, self.plan.faults)
+        self.plan.bound = most_bound(seed)
         self.plan.belated = is_belated(seed, self.plan.bonds)
         self.sessions = self.server.bind() if self.plan.bonds else None
         self.judge = Judge(self.kernel, self.server, calm=self.plan.calm)
