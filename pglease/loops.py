@@ -105,7 +105,7 @@ class _Asked:
         make = self._call if begun is None else partial(self._finish, begun)
         self._made = made = _asking().submit(make)
         end = _End(made)
-        await end.wait(self._step.seconds)
+        await end.wait(max(0.0, self._budget.left()))
         if made.cancel():
             stuck = f"{MOST_CALLS} calls to the store are stuck before us"
             return Answer(clock.now(), error=BackendUnavailable(stuck, outcome_unknown=begun is not None))
@@ -222,7 +222,8 @@ class _Watch:
             if not begun.arrived():
                 return
         except Exception as error:  # noqa: BLE001  # whoever waits hears of it, whatever it is
-            heard.set_exception(error)
+            if not heard.done():
+                heard.set_exception(error)
         self._begun = None
         _wake(heard)
 

@@ -244,6 +244,30 @@ def test_what_cannot_be_read_is_told_to_whoever_waits_and_given_back(ours, dsn, 
     asyncio.run(main())
 
 
+def test_what_cannot_be_read_after_a_cancellation_disturbs_nobody(ours, dsn, monkeypatch, caplog):
+    async def main() -> None:
+        assert await ours.try_acquire("job")
+        asking = asyncio.create_task(ours.try_acquire("another"))
+        looks = []
+
+        def look(self: object) -> bool:
+            looks.append(self)
+            if len(looks) == 1:
+                return False  # it is waited for
+            asking.cancel()
+            raise ZeroDivisionError
+
+        monkeypatch.setattr("pglease.backends.postgres_begun.Begun.arrived", look)
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        monkeypatch.undo()
+        await asyncio.to_thread(wait_until, lambda: is_free(dsn, "another"))
+
+    asyncio.run(main())
+
+    assert "Exception in callback" not in caplog.text
+
+
 @pytest.mark.parametrize("trouble", [OSError("no descriptor is left"), NotImplementedError("no readers")])
 def test_a_loop_that_cannot_watch_has_a_thread_wait(ours, by_thread, monkeypatch, trouble):
     def refuse(*_: object) -> None:
