@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import signal
@@ -18,6 +19,19 @@ import pytest
 from pglease.testing.local_valkey import LocalValkey
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def garbage_waits() -> Iterator[None]:
+    """Take the garbage between the tests.
+
+    A result that is collected unsubscribes. If that happens while another result subscribes, and the collector may come
+    at any moment, Celery 5.4 and redis-py 5.3 wait for a lock of their own, for ever.
+    """
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
