@@ -217,9 +217,8 @@ class Judge:
         """Look a while after an acquisition that came to nothing: what it may have been granted is given back."""
         since, peaceful = self.kernel.now, self._in_peace(process, link)
         after = GIVEN_BACK_AT_LAST if self.server.weather.lost else GIVEN_BACK
-        if (
-            link.cut_in_until > since - LONGEST_CALL
-        ):  # cancelled tasks may have left much more to be given back before it
+        # What a cut has left may come first; cancelled tasks may have left much more to be given back before it.
+        if link.cut_in_until > since - LONGEST_CALL:
             after = max(after, GIVEN_BACK_AT_LAST if cancelled else GIVEN_BACK + WITHOUT_AN_ANSWER)
 
         def look() -> None:
