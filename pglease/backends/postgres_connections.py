@@ -378,6 +378,7 @@ class Loan:
 
     def drop(self) -> None:
         """Close it in mid-conversation: nobody knows what its next answer would belong to."""
+        self.link.cutoff.disarm()  # first: armed, it would shut whoever has that number next
         self._connection.close()
         self._connections.put_back(self._connection, None, reserved=False)
 

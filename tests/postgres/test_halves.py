@@ -174,13 +174,17 @@ def test_a_name_that_is_known_to_be_held_is_only_looked_at_until_it_is_free(dsn,
 
 
 def test_what_is_dropped_takes_its_connection_along_and_no_place_of_the_pool(store):
+    armed: list[bool] = []
     for number in range(5):
         answer = begun(store, request(f"job-{number}"))
         connection = answer._link.connection
+        close, cutoff = connection.close, answer._link.cutoff
+        connection.close = lambda close=close, cutoff=cutoff: armed.append(cutoff._armed) or close()
         answer.drop()
         assert connection.closed
         answer.drop()
         store.get("job", budget())
+    assert not any(armed)  # or the watchdog might shut a socket that has its number by then
 
 
 def test_threads_that_wait_for_a_connection_come_first(dsn, store):
